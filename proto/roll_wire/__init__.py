@@ -1,0 +1,1 @@
+"""The contract between processes: messages, services and their generated stubs."""
