@@ -1,0 +1,31 @@
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import grpc
+import grpc.aio
+from roll_wire import control_pb2
+
+class ControlStub:
+    def __init__(self, channel: grpc.Channel) -> None: ...
+    SyncPods: grpc.UnaryUnaryMultiCallable[control_pb2.Pods, control_pb2.PodsReply]
+    GetProgress: grpc.UnaryUnaryMultiCallable[control_pb2.ProgressRequest, control_pb2.JobProgress]
+    ListSamples: grpc.UnaryUnaryMultiCallable[control_pb2.SamplesRequest, control_pb2.SampleList]
+    GetSample: grpc.UnaryUnaryMultiCallable[control_pb2.SampleRequest, control_pb2.SampleStory]
+    Stop: grpc.UnaryUnaryMultiCallable[control_pb2.StopRequest, control_pb2.StopReply]
+
+class ControlAsyncStub:
+    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    SyncPods: grpc.aio.UnaryUnaryMultiCallable[control_pb2.Pods, control_pb2.PodsReply]
+    GetProgress: grpc.aio.UnaryUnaryMultiCallable[control_pb2.ProgressRequest, control_pb2.JobProgress]
+    ListSamples: grpc.aio.UnaryUnaryMultiCallable[control_pb2.SamplesRequest, control_pb2.SampleList]
+    GetSample: grpc.aio.UnaryUnaryMultiCallable[control_pb2.SampleRequest, control_pb2.SampleStory]
+    Stop: grpc.aio.UnaryUnaryMultiCallable[control_pb2.StopRequest, control_pb2.StopReply]
+
+class ControlServicer:
+    def SyncPods(self, request: control_pb2.Pods, context: grpc.aio.ServicerContext[control_pb2.Pods, control_pb2.PodsReply]) -> Awaitable[control_pb2.PodsReply]: ...
+    def GetProgress(self, request: control_pb2.ProgressRequest, context: grpc.aio.ServicerContext[control_pb2.ProgressRequest, control_pb2.JobProgress]) -> Awaitable[control_pb2.JobProgress]: ...
+    def ListSamples(self, request: control_pb2.SamplesRequest, context: grpc.aio.ServicerContext[control_pb2.SamplesRequest, control_pb2.SampleList]) -> Awaitable[control_pb2.SampleList]: ...
+    def GetSample(self, request: control_pb2.SampleRequest, context: grpc.aio.ServicerContext[control_pb2.SampleRequest, control_pb2.SampleStory]) -> Awaitable[control_pb2.SampleStory]: ...
+    def Stop(self, request: control_pb2.StopRequest, context: grpc.aio.ServicerContext[control_pb2.StopRequest, control_pb2.StopReply]) -> Awaitable[control_pb2.StopReply]: ...
+
+def add_ControlServicer_to_server(servicer: ControlServicer, server: grpc.Server | grpc.aio.Server) -> None: ...
