@@ -1,0 +1,62 @@
+"""What is kept, where, and what happens when something dies."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from roll_api.base import Model
+
+Quantity = Annotated[
+    str, Field(max_length=32, pattern=r"^[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
+]
+
+
+class Storage(Model):
+    """Where checkpoints and weights lie on a cluster; one of the three. On one machine: the run's folder."""
+
+    size: Quantity | None = None
+    """Size of a volume that belongs to the job, e.g. 10Gi."""
+
+    claim: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """PersistentVolumeClaim that is there already. More than one trainer pod needs ReadWriteMany."""
+
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*://[^ ]+$")] | None = (
+        None
+    )
+    """Object store, e.g. s3://bucket/prefix."""
+
+
+class Weights(Model):
+    """How new weights reach the inference role."""
+
+    transfer: Literal["Auto", "Folder", "Stream"] = "Auto"
+    """Way of the weights: a shared folder, or streamed from the trainer. `Auto`: the folder where there is one."""
+
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Newest versions that stay fetchable."""
+
+
+class Checkpoint(Model):
+    """What a trainer that died comes back to."""
+
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    """Steps between two checkpoints."""
+
+    keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Newest checkpoints that are kept."""
+
+
+class FailurePolicy(Model):
+    """How often what died is started again."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=100_000)] = 10
+    """Restarts of one role within the window before the job fails."""
+
+    window_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 3600.0
+    """Seconds after which a restart no longer counts."""
+
+    backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    """Seconds before the second restart in a row; the first is immediate, each further one waits twice as long."""
+
+    backoff_max_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    """Longest wait before a restart, in seconds."""

@@ -1,0 +1,206 @@
+"""Reads a job's file and reports everything that is wrong with it at once, with lines and key paths."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from roll_api.job import RLJob
+from roll_api.spec import JobSpec
+
+Loc = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a job."""
+
+    file: str
+    line: int | None
+    key_path: str
+    message: str
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return (
+            f"{where}: {self.key_path}: {self.message}"
+            if self.key_path
+            else f"{where}: {self.message}"
+        )
+
+
+class InvalidJob(Exception):
+    """A job that cannot run, with all reasons."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda problem: (problem.line or 0, problem.key_path))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def load_job(path: str | PathLike[str], *, cluster: bool = False) -> RLJob:
+    """Reads a job's file; raises InvalidJob with all problems. `cluster` adds the rules about pods."""
+    file = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise InvalidJob([Problem(file, None, "", f"cannot be read: {reason}")]) from error
+    data, root = _read_yaml(text, file)
+    try:
+        return RLJob.parse(data, cluster=cluster)
+    except ValidationError as error:
+        details = [*error.errors(include_url=False), *_hidden_rules(data, error, cluster)]
+    raise InvalidJob(
+        Problem(file, _line(root, detail["loc"]), _dotted(detail["loc"]), _message(detail))
+        for detail in details
+    )
+
+
+def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], Node]:
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+        root = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = None if mark is None else mark.line + 1
+        problem = (error.problem or "cannot be read").split("\n")[0]
+        raise InvalidJob([Problem(file, line, "", f"is not YAML: {problem}")]) from error
+    except YAMLError as error:
+        raise InvalidJob([Problem(file, None, "", f"is not YAML: {error}")]) from error
+    if not isinstance(data, dict):
+        raise InvalidJob([Problem(file, 1, "", "holds no RLJob: the top level must be a mapping")])
+    return data, root
+
+
+def _hidden_rules(
+    data: dict[str, Any], error: ValidationError, cluster: bool
+) -> Iterator[ErrorDetails]:
+    """Broken rules between fields, which pydantic does not judge while a field is wrong by itself.
+
+    The spec is mended (wrong keys removed, missing ones filled in) and judged again; rules that read
+    a mended key stay silent.
+    """
+    wrong = [detail["loc"][1:] for detail in error.errors() if detail["loc"][:1] == ("spec",)]
+    spec = deepcopy(data.get("spec"))
+    if not isinstance(spec, dict) or any(d["type"] == "rule" for d in error.errors()):
+        return
+    mended: list[Loc] = list(wrong)
+    for _ in range(8):  # filling in a missing object may show that its own keys are missing
+        try:
+            JobSpec.model_validate(spec, by_alias=True, by_name=False, context={"cluster": cluster})
+            return
+        except ValidationError as again:
+            details = again.errors(include_url=False)
+        if all(detail["type"] == "rule" for detail in details):
+            for detail in details:
+                if not any(
+                    _touches(path, loc) for path in detail["ctx"]["reads"] for loc in mended
+                ):
+                    yield {**detail, "loc": ("spec", *detail["loc"])}
+            return
+        for detail in details:
+            mended.append(detail["loc"])
+            _mend(spec, detail)
+
+
+def _touches(path: str, loc: Loc) -> bool:
+    parts = tuple(path.split("."))
+    return all(a == b for a, b in zip(parts, loc, strict=False))
+
+
+def _mend(spec: dict[str, Any], detail: ErrorDetails) -> None:
+    """Fills in a missing key, removes a wrong one; a wrong item takes its whole list along."""
+    loc = list(detail["loc"])
+    while isinstance(loc[-1], int):
+        loc.pop()
+    *parents, key = loc
+    holder: Any = spec
+    for parent in parents:
+        holder = holder[parent]
+    if detail["type"] == "missing":
+        holder[key] = "x" if _model_at(JobSpec, tuple(loc)) is None else {}
+    else:
+        holder.pop(key)
+
+
+def _message(detail: ErrorDetails) -> str:
+    kind = detail["type"]
+    if kind == "missing":
+        return "is required"
+    if kind == "extra_forbidden":
+        return _unknown_key(detail["loc"])
+    if kind == "rule":
+        return detail["msg"]
+    if kind in ("model_type", "dict_type"):
+        return f"should be a mapping of keys, not {detail['input']!r}"
+    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    return f"{message}, not {detail['input']!r}"
+
+
+def _unknown_key(loc: Loc) -> str:
+    model = _model_at(RLJob, loc[:-1])
+    if model is None:
+        return "unknown key"
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    by_lower = {key.lower(): key for key in known}
+    wanted = str(loc[-1]).replace("_", "").replace("-", "").lower()
+    close = difflib.get_close_matches(wanted, by_lower, n=1)
+    if close:
+        return f"unknown key; did you mean {by_lower[close[0]]}?"
+    return f"unknown key; known here: {', '.join(known)}"
+
+
+def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
+    """The model class that describes the value at a location; None for a plain value."""
+    current: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        if current is None:
+            return None
+        fields = {field.alias or name: field for name, field in current.model_fields.items()}
+        current = _inner_model(fields[part].annotation) if part in fields else None
+    return current
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        found = _inner_model(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _line(root: Node, loc: Loc) -> int:
+    """The line of a key, or of the nearest parent that is written down."""
+    node, line = root, root.start_mark.line
+    for part in loc:
+        if isinstance(node, MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line, found[1]
+        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return int(line) + 1
+
+
+def _dotted(loc: Loc) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
