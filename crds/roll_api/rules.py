@@ -217,17 +217,18 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+_MAY_BE_ABSENT = ("data", "environment")
+
+
 def _unchanged(path: str) -> str:
-    """CEL for "this key is as it was", where the key or any parent may be absent on either side."""
-    parts = path.split(".")
-    keys = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-    return _unchanged_from(keys)
-
-
-def _unchanged_from(keys: list[str]) -> str:
-    key, *deeper = keys
-    same = _unchanged_from(deeper) if deeper else f"self.{key} == oldSelf.{key}"
-    return f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || ({same}))"
+    """CEL for "this key is as it was"; the key, and a parent without a default, may be absent."""
+    both = f"has(self.{path}) == has(oldSelf.{path})"
+    same = f"{both} && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+    parent = path.split(".")[0]
+    if parent != path and parent in _MAY_BE_ABSENT:
+        both = f"has(self.{parent}) == has(oldSelf.{parent})"
+        return f"{both} && (!has(self.{parent}) || {same})"
+    return same
 
 
 def _fixed(path: str, why: str) -> Transition:
@@ -271,3 +272,14 @@ def read(spec: Any, path: str) -> Any:
     for part in path.split("."):
         spec = spec.get(part) if isinstance(spec, dict) else None
     return spec
+
+
+def refused_changes(old: JobSpec, new: JobSpec) -> list[Transition]:
+    """The changes from one spec to another that a job's life does not allow."""
+    before, after = old.model_dump(), new.model_dump()
+    return [
+        transition
+        for transition in TRANSITIONS
+        if not (transition.unless_suspended and old.suspend)
+        and any(read(before, path) != read(after, path) for path in transition.reads)
+    ]
