@@ -1,0 +1,425 @@
+"""The session of a worker with its job's scheduler: one stream, opened again for ever.
+
+Invariants:
+- nothing that the role reported is forgotten before it is acknowledged: the scheduler may be away for
+  minutes, or be another process when it comes back;
+- reader and sender are tasks of their own: a scheduler that does not read can't keep this worker from
+  reading, so flow control never deadlocks;
+- `result` and `fail` never wait, and are for the thread of the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import grpc
+import grpc.aio
+from roll_wire import session_pb2
+from roll_wire.channel import CLIENT_OPTIONS
+from roll_wire.session_pb2 import Failure, FromWorker, Policy, PolicyVersion, Task, ToWorker
+from roll_wire.session_pb2_grpc import SessionAsyncStub
+
+from roll_workers.errors import Fenced, Refused
+from roll_workers.runtime import metrics
+from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.outbox import Cancelled, Outbox, lease_key, unit_key
+
+__all__ = [
+    "Cancelled",
+    "Draining",
+    "Event",
+    "PolicyChange",
+    "Session",
+    "Version",
+    "lease_key",
+    "unit_key",
+]
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY, LAST_DELAY = 0.1, 5.0  # seconds between attempts to connect
+DRAIN_SECONDS = 10.0  # for the role to finish or return its work
+LONELY_DRAIN_SECONDS = 1.0  # for the scheduler to come back and take the last results
+BEAT_SECONDS = 1.0  # signs of life are gathered for so long
+BEATS_PER_PING = 5
+
+Version = PolicyVersion | tuple[int, int]  # (lineage, number)
+Call = grpc.aio.StreamStreamCall[FromWorker, ToWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """New weights are published: fetch them, then say `holding`."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """Finish or return what is held within ten seconds; then the iteration ends."""
+
+    reason: str
+
+
+Event = Task | Cancelled | PolicyChange | Draining
+
+
+class Session:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        pool: str,
+        credits: int,
+        data: Sequence[session_pb2.DataSet] = (),
+        version: Version | None = None,
+        address: str = "",
+    ) -> None:
+        self.config = config
+        self.term = 0  # the scheduler's
+        self.lineage = 0
+        self.trainer_term = 0
+        self.connected = False
+        self.draining = ""  # the reason, once asked
+        self.error: BaseException | None = None
+        self._pool, self._credits, self._data, self._address = pool, credits, data, address
+        self._version = _version(version)
+        self._outbox = Outbox()
+        self._events: deque[Event] = deque()
+        self._news = asyncio.Event()  # something changed for whoever iterates
+        self._due = asyncio.Event()  # something waits for the sender
+        self._drain_ends = 0.0
+        self._running: asyncio.Task[None] | None = None
+
+    # The role's side.
+
+    def result(
+        self,
+        task: Task,
+        payload: bytes,
+        *,
+        tokens: int = 0,
+        oldest: Version | None = None,
+        newest: Version | None = None,
+        reward: float | None = None,
+        done: bool = False,
+        resident: bool = False,
+        busy: float = 0.0,
+    ) -> None:
+        """Ends a task with what its stage added. A task that was cancelled meanwhile is ignored."""
+        item = session_pb2.Result(
+            unit=task.unit,
+            lease=task.lease,
+            stage=task.stage,
+            turn=task.turn,
+            payload=payload,
+            tokens=tokens,
+            oldest=_version(oldest),
+            newest=_version(newest),
+            has_reward=reward is not None,
+            reward=reward,
+            done=done,
+            busy_micros=int(busy * 1e6),
+            resident=resident,
+        )
+        if self._outbox.result(task, item):
+            if tokens:
+                metrics.TOKENS.inc(tokens)
+            self._due.set()
+
+    def fail(self, task: Task, kind: Failure.Kind, message: str) -> None:
+        """Ends a task without a result. A task that was cancelled meanwhile is ignored."""
+        if self._outbox.failure(task, kind, message):
+            metrics.FAILURES.labels(Failure.Kind.Name(kind).lower()).inc()
+            self._due.set()
+
+    def progress(
+        self,
+        task: Task,
+        tokens: int,
+        partial: bytes = b"",
+        oldest: Version | None = None,
+        newest: Version | None = None,
+        partial_tokens: int = 0,
+    ) -> None:
+        """A sign of life, cheap enough for every token; a partial is sent at once and kept like a result."""
+        if not partial:
+            self._outbox.alive(task, tokens)
+            return
+        item = session_pb2.ProgressItem(
+            unit=task.unit,
+            lease=task.lease,
+            tokens=tokens,
+            partial=partial,
+            oldest=_version(oldest),
+            newest=_version(newest),
+            partial_tokens=partial_tokens,
+        )
+        if self._outbox.partial(task, item):
+            self._due.set()
+
+    def holding(self, version: Version) -> None:
+        """This worker serves `version` from now on."""
+        self._version = _version(version)
+        self._tell(FromWorker(holding=session_pb2.Holding(version=self._version)))
+
+    def set_credits(self, credits: int) -> None:
+        """This worker can hold so many units at once from now on."""
+        self._credits = credits
+        self._tell(FromWorker(credit=session_pb2.Credit(credits=credits)))
+
+    def release(self, tasks: Iterable[Task] | None = None) -> None:
+        """Hands tasks back, all by default; nobody's fault, and not counted as an attempt."""
+        for task in list(self._outbox.held.values() if tasks is None else tasks):
+            self.fail(task, Failure.RETURNED, self.draining or "released")
+
+    def held(self) -> list[Task]:
+        """The tasks that this worker has neither finished nor failed."""
+        return list(self._outbox.held.values())
+
+    def drain(self, reason: str) -> None:
+        """Takes nothing more, tells the role, and ends the iteration when all is delivered."""
+        if self.draining:
+            return
+        self.draining = reason
+        log.info("draining: %s", reason)
+        loop = asyncio.get_running_loop()
+        self._drain_ends = loop.time() + DRAIN_SECONDS
+        for seconds in (LONELY_DRAIN_SECONDS, DRAIN_SECONDS):
+            loop.call_later(seconds + 0.01, self._news.set)
+        self.set_credits(0)
+        self._emit(Draining(reason))
+
+    # The iteration.
+
+    async def __aenter__(self) -> Session:
+        """Connects; waits for Welcome as long as it takes."""
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.drain, signal.Signals(number).name)
+        metrics.LEASES.set_function(lambda: len(self._outbox.held))
+        self._running = loop.create_task(self._run(), name="session")
+        self._running.add_done_callback(self._ended)
+        while not (self.connected or self.error or self.draining):
+            await self._wait()
+        if self.error:
+            await self.__aexit__(None, None, None)
+            raise self.error
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)
+        if self._running is not None:
+            self._running.remove_done_callback(self._ended)
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    def __aiter__(self) -> Session:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            if self.error:
+                raise self.error
+            while self._events:
+                event = self._events.popleft()
+                # Cancelled before the role saw it.
+                if isinstance(event, Task) and lease_key(event.lease) not in self._outbox.held:
+                    continue
+                return event
+            if self.draining and self._is_drained():
+                raise StopAsyncIteration
+            await self._wait()
+
+    def _is_drained(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now >= self._drain_ends:
+            return True
+        if self._outbox.held:
+            return False
+        lonely = not self.connected and now >= (
+            self._drain_ends - DRAIN_SECONDS + LONELY_DRAIN_SECONDS
+        )
+        return lonely or not self._outbox.unacknowledged
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        self._news.set()
+
+    def _tell(self, message: FromWorker) -> None:
+        self._outbox.control(message)
+        self._due.set()
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        if not running.cancelled():
+            self.error = running.exception()
+        self._news.set()
+
+    # The stream.
+
+    async def _run(self) -> None:
+        """Keeps one stream open until it is cancelled or refused."""
+        delay = FIRST_DELAY
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(
+                    self.config.scheduler, options=CLIENT_OPTIONS
+                ) as channel:
+                    await self._converse(SessionAsyncStub(channel).Open())
+                reason = "the stream was closed"
+            except grpc.aio.AioRpcError as broken:
+                reason = f"{broken.code().name}: {broken.details()}"
+            except asyncio.InvalidStateError as broken:  # a write that met a call already over
+                reason = str(broken)
+            if self.connected:
+                self.connected = False
+                metrics.RECONNECTS.inc()
+                delay = FIRST_DELAY
+                self._news.set()
+            level = logging.WARNING if delay == FIRST_DELAY else logging.DEBUG
+            log.log(level, "no scheduler at %s (%s), will retry", self.config.scheduler, reason)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, LAST_DELAY)
+
+    async def _converse(self, call: Call) -> None:
+        """One stream from Hello to its end."""
+        await call.write(FromWorker(hello=self._hello()))
+        first = await call.read()
+        if not isinstance(first, ToWorker):
+            return
+        self._receive(first)
+        if not self.connected:
+            raise RuntimeError(f"the scheduler began with {first.WhichOneof('message')}")
+        loop = asyncio.get_running_loop()
+        sender = loop.create_task(self._send(call), name="session-sender")
+        reader = loop.create_task(self._read(call), name="session-reader")
+        beats = loop.create_task(self._beat(), name="session-beats")
+        tasks = (sender, reader, beats)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        # The reader's reason first: it tells why a stream ended, the sender only that it did.
+        for error in sorted(filter(None, ended), key=lambda e: not isinstance(e, Refused)):
+            if not isinstance(error, asyncio.CancelledError):
+                raise error
+
+    async def _read(self, call: Call) -> None:
+        while True:
+            message = await call.read()
+            if not isinstance(message, ToWorker):  # EOF
+                return
+            self._receive(message)
+
+    async def _send(self, call: Call) -> None:
+        while True:
+            while (message := self._outbox.take()) is not None:
+                await call.write(message)
+            self._due.clear()
+            await self._due.wait()
+
+    async def _beat(self) -> None:
+        beats = 0
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            beats += 1
+            self._outbox.beat()
+            if beats % BEATS_PER_PING == 0:
+                self._outbox.control(FromWorker(ping=session_pb2.Ping()))
+            self._due.set()
+
+    def _receive(self, message: ToWorker) -> None:
+        match message.WhichOneof("message"):
+            case "assign":
+                new = self._outbox.assigned(message.assign.items)
+                if self.draining:
+                    self.release(new)
+                else:
+                    self._events.extend(new)
+                    self._news.set()
+            case "ack":
+                self._acknowledged(message.ack)
+            case "cancel":
+                self._emit(self._outbox.cancelled(message.cancel.leases, message.cancel.episodes))
+            case "policy":
+                self._emit(PolicyChange(message.policy))
+            case "drain":
+                self.drain(message.drain.reason)
+            case "welcome":
+                self._welcomed(message.welcome)
+            case "refused":
+                raise Refused(message.refused.reason, message.refused.message)
+            case other:
+                log.debug("a message that this worker does not know: %s", other)
+
+    def _acknowledged(self, ack: session_pb2.Ack) -> None:
+        fenced = self._outbox.acknowledged(ack)
+        for verdict in set(ack.verdicts):
+            name = session_pb2.Ack.Verdict.Name(verdict).lower()
+            metrics.RESULTS.labels(name).inc(list(ack.verdicts).count(verdict))
+        if fenced:
+            self._emit(fenced)
+        if self.draining:
+            self._news.set()
+
+    def _welcomed(self, welcome: session_pb2.Welcome) -> None:
+        # All calls of this trainer carry the term it began with.
+        if self.config.role == "trainer" and self.trainer_term not in (0, welcome.trainer_term):
+            raise Fenced(f"trainer term {welcome.trainer_term} has begun")
+        self.term, self.lineage = welcome.term, welcome.lineage
+        self.trainer_term = welcome.trainer_term
+        if welcome.fenced or welcome.evicted:
+            self._emit(self._outbox.cancelled(welcome.fenced, welcome.evicted))
+        self._outbox.reconnected()
+        log.info("connected to %s, term %d", self.config.scheduler, welcome.term)
+        self.connected = True
+        self._due.set()
+        self._news.set()
+
+    def _hello(self) -> session_pb2.Hello:
+        config = self.config
+        return session_pb2.Hello(
+            job_uid=config.job_uid,
+            role=config.role,
+            pool=self._pool,
+            pod=config.pod,
+            pod_uid=config.pod_uid,
+            incarnation=config.incarnation,
+            credits=self._credits,
+            version=self._version,
+            held=self._outbox.holdings(),
+            rank=config.rank,
+            world=config.world,
+            attempt=config.attempt,
+            data=self._data,
+            address=self._address,
+            protocol="1",
+        )
+
+
+def _version(version: Version | None) -> PolicyVersion | None:
+    if isinstance(version, tuple):
+        return PolicyVersion(lineage=version[0], number=version[1])
+    return version
