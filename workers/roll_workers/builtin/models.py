@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from roll_workers.builtin.data import DIGITS_CHARSET, FROZEN_LAKE_CHARSET
 from roll_workers.errors import UserError
 
 PREFIX = "builtin:"
 SPECIAL = ("<pad>", "<eos>", "<bos>")
-DIGITS = "0123456789"
 
 # A small vocabulary decides whether a tiny model learns by RL alone (15 tokens do, 47 hardly).
 CHARSETS = {
-    "tiny-qwen2": DIGITS + ",=",
-    "tiny-qwen2-frozenlake": "SFHGP" + DIGITS + "<>" + "LDRU" + "\n ",
+    "tiny-qwen2": DIGITS_CHARSET,
+    "tiny-qwen2-frozenlake": FROZEN_LAKE_CHARSET,
 }
 SMOLLM2 = "smollm2-135m-instruct"
 _SEED = 20250606
@@ -96,17 +96,24 @@ def check_context(config: Any, prompt_len: int, max_new_tokens: int) -> None:
 
 def char_tokenizer(charset: str) -> Any:
     """One token per character, after pad, eos and bos; other characters are an error."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    pad, eos, bos = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=char_backend(charset), pad_token=pad, eos_token=eos, bos_token=bos
+    )
+
+
+def char_backend(charset: str) -> Any:
+    """The same without transformers, whose import takes the roles that hold no model two seconds."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *charset))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))  # without an unknown token it raises
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    pad, eos, bos = SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, eos_token=eos, bos_token=bos
-    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
 
 
 def tiny_qwen2_recipe(charset: str) -> dict[str, Any]:
