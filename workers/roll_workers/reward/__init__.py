@@ -1,0 +1,1 @@
+"""The reward role: judges answers. `loop.py` is where to start, `scorers/` is what may judge."""

@@ -1,0 +1,111 @@
+"""The rewards of a job: which scorers judge a row, and how their scores become one number.
+
+Invariant: a sample's reward is the weighted sum over all entries whose tags match, or it has no reward:
+where one of them fails, the sample's scoring fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_workers.errors import UserError
+from roll_workers.reward.scorers import Reward, ScoredSample, Scorer, ScorerError
+
+if TYPE_CHECKING:
+    from roll_api.rewards import Reward as RewardSpec
+    from roll_api.rewards import Scorer as ScorerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: str
+    tags: frozenset[str]  # empty: all rows
+    weight: float
+    scorer: Scorer
+
+
+class Rewards:
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+        self._by_tag: dict[str, tuple[Entry, ...]] = {}
+
+    @classmethod
+    def of_job(cls, specs: Iterable[RewardSpec], source: Path) -> Rewards:
+        """Builds the scorers; UserError for options they do not know."""
+        return cls(
+            [
+                Entry(spec.name, frozenset(spec.tags), spec.weight, make_scorer(spec, source))
+                for spec in specs
+            ]
+        )
+
+    async def start(self) -> None:
+        await asyncio.gather(*(entry.scorer.start() for entry in self.entries))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(entry.scorer.close() for entry in self.entries))
+
+    async def score(self, sample: ScoredSample) -> Reward:
+        entries = self._by_tag.get(sample.tag)
+        if entries is None:
+            entries = tuple(e for e in self.entries if not e.tags or sample.tag in e.tags)
+            self._by_tag[sample.tag] = entries
+        if len(entries) == 1:
+            return combine(entries, [await entries[0].scorer.score(sample)])
+        if not entries:
+            raise ScorerError(f"no reward has the tag {sample.tag!r} of this row")
+        return combine(
+            entries, await asyncio.gather(*(entry.scorer.score(sample) for entry in entries))
+        )
+
+
+def combine(entries: Sequence[Entry], scores: Sequence[float | Reward]) -> Reward:
+    """Parts: each score under its reward's name, before the weight; a score's own parts as `name.part`."""
+    total = Reward(0.0)
+    for entry, score in zip(entries, scores, strict=True):
+        reward = score if isinstance(score, Reward) else Reward(score)
+        total.value += entry.weight * reward.value
+        total.parts[entry.name] = reward.value
+        for part, value in reward.parts.items():
+            total.parts[f"{entry.name}.{part}"] = value
+        if reward.turns:
+            longer = max(len(total.turns), len(reward.turns))
+            total.turns += [0.0] * (longer - len(total.turns))
+            for turn, value in enumerate(reward.turns):
+                total.turns[turn] += entry.weight * value
+    return total
+
+
+def make_scorer(spec: RewardSpec, source: Path) -> Scorer:
+    scorer, options = spec.scorer, dict(spec.scorer.options)
+    try:
+        return _scorer(scorer, options, source)
+    except TypeError as error:  # unknown or missing options
+        reason = str(error).partition(" ")[2]
+        raise UserError(f"rewards: {spec.name}: options of {scorer.kind}: {reason}") from error
+    except UserError as error:
+        raise UserError(f"rewards: {spec.name}: {error}") from error
+
+
+def _scorer(spec: ScorerSpec, options: dict[str, Any], source: Path) -> Scorer:
+    if spec.python is not None:
+        from roll_workers.reward.scorers.python import Python
+
+        return Python(spec.python, source, spec.timeout_seconds, options)
+    if spec.kind == "exactMatch":
+        from roll_workers.reward.scorers.matching import ExactMatch
+
+        return ExactMatch(**options)
+    if spec.kind == "regex":
+        from roll_workers.reward.scorers.matching import Regex
+
+        return Regex(timeout=spec.timeout_seconds, **options)
+    if spec.kind == "math":
+        from roll_workers.reward.scorers.maths import Math
+
+        return Math(timeout=spec.timeout_seconds, **options)
+    raise UserError("a scorer needs `kind` or `python`")

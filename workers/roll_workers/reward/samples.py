@@ -1,0 +1,60 @@
+"""A trajectory as a scorer sees it: text, facts and turns instead of tokens."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+from roll_wire.sample_pb2 import Piece, Trajectory
+
+from roll_workers.reward.scorers import ScoredSample
+from roll_workers.text import Codec
+
+_ACTION = Piece.ACTION
+
+
+def read_sample(trajectory: Trajectory, codec: Codec) -> ScoredSample:
+    """The response is the text of the last turn, without special tokens; all turns are in `turns`."""
+    sampled: dict[int, array[int]] = {}
+    for piece in trajectory.pieces:
+        if piece.kind == _ACTION:
+            tokens = action_tokens(piece)
+            if piece.turn in sampled:  # a turn that was resumed after an interruption
+                sampled[piece.turn].extend(tokens)
+            else:
+                sampled[piece.turn] = tokens
+    facts: dict[str, Any] = {key: json.loads(value) for key, value in trajectory.facts.items()}
+    texts = {turn: codec.decode(tokens) for turn, tokens in sampled.items()}
+    prompt = facts.pop("prompt", "")
+    return ScoredSample(
+        prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
+        response=texts[max(texts)] if texts else "",
+        answer=facts.pop("answer", None),
+        tag=facts.pop("tag", ""),
+        facts=facts,
+        tokens=sum(map(len, sampled.values())),
+        turns=_turns(trajectory, texts) if trajectory.observations else [],
+    )
+
+
+def action_tokens(piece: Piece) -> array[int]:
+    for column in piece.columns:
+        if column.name == "token":
+            # The wire is little-endian, and so is every machine that this runs on.
+            return array("i", column.data)
+    return array("i")
+
+
+def _turns(trajectory: Trajectory, texts: dict[int, str]) -> list[dict[str, Any]]:
+    """Observation t+1 is the environment's answer to turn t; observation 0 is the reset."""
+    return [
+        {
+            "response": texts.get(seen.turn - 1, ""),
+            "action": seen.action,
+            "observation": seen.text,
+            "reward": seen.reward,
+        }
+        for seen in trajectory.observations
+        if seen.turn > 0
+    ]

@@ -1,0 +1,69 @@
+"""Mathematical equality by math-verify, in processes that can be killed.
+
+math-verify's own time-outs turn a slow parse into "no answer found", which would be a zero; they are
+switched off, and the process is killed instead, which is a typed failure.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from roll_workers.reward.scorers import ScoredSample, ScorerError
+from roll_workers.reward.scorers.processes import ScorerProcesses
+
+
+class Math:
+    """1 when the answer is mathematically equal to the expected one (`1/2`, `0.5`, `\\frac12`), else 0."""
+
+    needs_answer = True
+
+    def __init__(self, timeout: float, precision: int = 6) -> None:
+        self._processes = ScorerProcesses(
+            f"{__name__}:verify_answer", timeout=timeout, constants={"precision": precision}
+        )
+
+    async def start(self) -> None:
+        await self._processes.start()
+
+    async def close(self) -> None:
+        await self._processes.close()
+
+    async def score(self, sample: ScoredSample) -> float:
+        if sample.answer is None:
+            raise ScorerError("math: the row has no answer")
+        call = {"response": sample.response, "answer": str(sample.answer)}
+        return (await self._processes.call(call)).value
+
+
+def prepare() -> None:
+    """Called once in each scorer process before its first answer, outside the time-out."""
+    import logging
+
+    import math_verify  # noqa: F401  # 2 s of import
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    _parsed_gold("1")
+
+
+def verify_answer(response: str, answer: str, precision: int) -> float:
+    """Runs in the scorer's process."""
+    from math_verify import parse, verify
+
+    gold = _parsed_gold(answer)
+    if not gold:
+        raise ScorerError(f"math: the row's answer {answer!r:.80} is not mathematics")
+    given = parse(response, parsing_timeout=None)
+    equal = verify(
+        gold, given, float_rounding=precision, timeout_seconds=None, raise_on_error=False
+    )
+    return 1.0 if equal else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _parsed_gold(answer: str) -> Any:
+    from math_verify import parse
+
+    # Latex is recognised between anchors only; a bare \frac12 would be read as the number 12.
+    anchored = any(anchor in answer for anchor in ("$", "\\boxed", "\\[", "\\("))
+    return parse(answer if anchored else f"${answer}$", parsing_timeout=None)

@@ -1,0 +1,133 @@
+"""Text to tokens and back, for the roles that hold no model: rewards and environments.
+
+Invariant: a prompt or an observation becomes tokens once, here and in the environment role only; what the
+policy sampled is turned into text for reading, never back into tokens. Nothing here imports torch, and
+transformers is imported only where a chat template or an unusual tokenizer asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_workers.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Message = dict[str, Any]
+# Stands for the policy's answer in a rendered conversation; no template and no text contains it.
+_ANSWER = "\ue000answer\ue000"
+
+
+class Codec:
+    """The tokenizer of a model, with its chat template and its context length."""
+
+    def __init__(
+        self, backend: Tokenizer, *, full: Callable[[], Any], context: int | None, has_chat: bool
+    ) -> None:
+        self.backend = backend
+        self.context = context
+        self.has_chat = has_chat
+        self._make_full = full
+        self._full: Any = None
+
+    @classmethod
+    def of_model(cls, path: str, storage: Path, source: Path) -> Codec:
+        """The codec of `model.path`. A builtin model is not made for this."""
+        from roll_workers.builtin import models
+
+        def full() -> Any:
+            return models.load_tokenizer(path, storage, source)
+
+        name = path.removeprefix(models.PREFIX)
+        if path != name and name in models.CHARSETS:
+            charset = models.CHARSETS[name]
+            context = models.context_length(models.tiny_qwen2_recipe(charset))
+            return cls(models.char_backend(charset), full=full, context=context, has_chat=False)
+        return cls.of_folder(models.resolve_model(path, storage, source), full)
+
+    @classmethod
+    def of_folder(cls, folder: Path, full: Callable[[], Any] | None = None) -> Codec:
+        from roll_workers.builtin import models
+
+        def load() -> Any:
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(folder)
+
+        full = full or load
+        context = models.context_length(_read_json(folder / "config.json"))
+        if (folder / "tokenizer.json").is_file():
+            from tokenizers import Tokenizer
+
+            backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            has_chat = (folder / "chat_template.jinja").is_file() or bool(
+                _read_json(folder / "tokenizer_config.json").get("chat_template")
+            )
+            return cls(backend, full=full, context=context, has_chat=has_chat)
+        tokenizer = full()
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError(f"model.path: {folder} has no fast tokenizer (tokenizer.json)")
+        return cls(
+            backend, full=lambda: tokenizer, context=context, has_chat=bool(tokenizer.chat_template)
+        )
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """UserError where the tokenizer has no token for a character."""
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except Exception as error:  # the Rust side raises bare Exception
+            raise UserError(
+                f"the model's tokenizer can't encode {_shortened(text)}: {error}"
+            ) from None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.backend.decode(tokens, skip_special_tokens=True)
+
+    def encode_chat(self, messages: list[Message], **options: Any) -> list[int]:
+        """A conversation up to where the policy speaks."""
+        return self.encode(self._rendered(messages, **options), special=False)
+
+    def encode_reply(self, text: str, last_token: int | None, **options: Any) -> list[int]:
+        """What stands between two answers of the policy: the end of its turn, the user's message, its cue.
+
+        `last_token` is the last one the policy sampled: where it ended its own turn, that end is not repeated.
+        """
+        around = [{"role": "user", "content": ""}, {"role": "assistant", "content": _ANSWER}]
+        rendered = self._rendered([*around, {"role": "user", "content": text}], **options)
+        tokens = self.encode(rendered.rpartition(_ANSWER)[2], special=False)
+        return tokens[1:] if tokens and tokens[0] == last_token else tokens
+
+    def _rendered(self, messages: list[Message], **options: Any) -> str:
+        if self._full is None:
+            self._full = self._make_full()
+        if not self._full.chat_template:
+            raise UserError(
+                "the data has chat messages, but the model's tokenizer has no chat template: "
+                "use a `prompt` column, or a model with a template"
+            )
+        try:
+            return self._full.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **options
+            )
+        except Exception as error:  # templates raise jinja errors of their own making
+            raise UserError(
+                f"the chat template refuses {_shortened(json.dumps(messages))}: {error}"
+            ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: can't read {path}: {error}") from error
+
+
+def _shortened(text: str, limit: int = 120) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "…")
