@@ -1,0 +1,1 @@
+"""The trainer: turns recorded batches into weights. Open `loop.py` first."""

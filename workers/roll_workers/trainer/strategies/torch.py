@@ -1,0 +1,188 @@
+"""Plain torch: the whole model in every rank, gradients summed over ranks.
+
+Invariant: the same model, batches, ranks, threads and micro-batch size give the same weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from roll_api import JobSpec
+from torch import Tensor
+
+from roll_workers.trainer.algorithms import log_probs_and_entropy
+from roll_workers.trainer.batch import TokenBatch
+from roll_workers.trainer.strategies import LossFn, NonFinite, Policy
+from roll_workers.trainer.strategies.layout import MicroBatch, Shape, micro_batches
+from roll_workers.trainer.strategies.model import (
+    Model,
+    attends_as_told,
+    load_model,
+    model_shape,
+    predicting_states,
+)
+from roll_workers.trainer.strategies.ranks import Ranks
+from roll_workers.trainer.strategies.state import restore_state, save_state
+
+
+class TorchStrategy:
+    """One process per rank, on a GPU where there is one."""
+
+    model: Model
+    reference: Model | None = None
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.ranks = Ranks(rank, world)
+        gpu = torch.cuda.is_available()
+        local = rank % max(torch.cuda.device_count(), 1)
+        self.device = torch.device("cuda", local) if gpu else torch.device("cpu")
+
+    def load(self, model_path: Path, spec: JobSpec, reference_path: Path | None = None) -> None:
+        _same_bits_every_time(spec.roles.trainer.threads)
+        torch.manual_seed(spec.seed)
+        self.path = model_path
+        self.model, self.dtype = load_model(model_path, spec.model.dtype, self.device)
+        if spec.algorithm.kl.coefficient > 0:
+            self.reference, _ = load_model(
+                reference_path or model_path, spec.model.dtype, self.device
+            )
+            self.reference.requires_grad_(False)
+        self.vocabulary = self.model.config.vocab_size
+        self.context = self.model.config.max_position_embeddings
+        self.temperature = spec.rollout.sampling.temperature
+        self.max_tokens = spec.roles.trainer.strategy.micro_batch_tokens
+        self.max_grad_norm = spec.algorithm.max_grad_norm
+        self.shape = model_shape(self.model, branching=attends_as_told(self.model))
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        # All gradients lie in one buffer: one memset, one norm, one all-reduce.
+        self.gradient = torch.zeros(sum(p.numel() for p in self.parameters), device=self.device)
+        place = 0
+        for p in self.parameters:
+            p.grad = self.gradient[place : place + p.numel()].view_as(p)
+            place += p.numel()
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=spec.algorithm.learning_rate,
+            betas=(spec.algorithm.betas[0], spec.algorithm.betas[1]),
+            weight_decay=spec.algorithm.weight_decay,
+            fused=True,
+        )
+
+    @torch.no_grad()
+    def log_probs(self, batch: TokenBatch, *, reference: bool = False) -> Tensor:
+        model = self.reference if reference else self.model
+        assert model is not None, "no reference model was loaded"
+        result = torch.zeros(len(batch.action))
+        for micro_batch in micro_batches(batch, self.shape, self.max_tokens):
+            policy = self._forward(model, batch, micro_batch)
+            result[policy.actions] = policy.log_probs.cpu()
+        return result
+
+    def train_step(
+        self, batch: TokenBatch, loss_fn: LossFn, learning_rate: float
+    ) -> tuple[dict[str, float], Tensor]:
+        self.gradient.zero_()
+        losses: list[Tensor] = []
+        parts: list[MicroBatch] = []
+        sums: Tensor | None = None
+        for micro_batch in micro_batches(batch, self.shape, self.max_tokens):
+            policy = self._forward(self.model, batch, micro_batch)
+            loss, figures = loss_fn(batch, policy)
+            loss.backward()
+            losses.append(loss.detach())
+            parts.append(micro_batch)
+            sums = figures if sums is None else sums + figures
+        self.ranks.sum_(self.gradient)
+        norm = torch.linalg.vector_norm(self.gradient)
+        if not torch.isfinite(norm):
+            raise _blame(batch, parts, losses)
+        self.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        if sums is None:  # this rank's share is empty; its peers still expect it
+            sums = torch.zeros_like(loss_fn(batch, _no_actions())[1])
+        figures = {"actor/grad_norm": float(norm), "actor/backward_steps": float(len(losses))}
+        return figures, self.ranks.sum_(sums)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: value.to(self.dtype) for name, value in self._named().items()}
+
+    def save(self, folder: Path) -> list[str]:
+        return save_state(
+            folder, self.ranks.rank, self.path, self._named(), self.optimizer.state_dict()
+        )
+
+    def restore(self, folder: Path) -> None:
+        weights, optimizer = restore_state(folder, self.ranks.rank)
+        with torch.no_grad():
+            for name, value in self._named().items():
+                value.copy_(weights[name])
+        self.optimizer.load_state_dict(optimizer)
+
+    def all_sum(self, values: Tensor) -> Tensor:
+        return self.ranks.sum_(values.clone())
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self.ranks.gather(value)
+
+    def close(self) -> None:
+        self.ranks.close()
+
+    def _forward(self, model: Model, batch: TokenBatch, part: MicroBatch) -> Policy:
+        states = predicting_states(model, part, self.device, self._autocast())
+        tokens = torch.from_numpy(batch.tokens[batch.action[part.actions]]).to(self.device)
+        logits = model.get_output_embeddings()(states)
+        row = torch.from_numpy(part.row).to(self.device)
+        return Policy(part.actions, *log_probs_and_entropy(logits, row, tokens, self.temperature))
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.dtype is torch.bfloat16:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _named(self) -> dict[str, Tensor]:
+        """Parameters by their Hugging Face names; a weight that two modules share is there once."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+
+def _no_actions() -> Policy:
+    import numpy as np
+
+    return Policy(np.empty(0, np.int64), torch.zeros(0), torch.zeros(0))
+
+
+def _blame(batch: TokenBatch, parts: list[MicroBatch], losses: list[Tensor]) -> NonFinite:
+    """Names the sequences whose pass went wrong; a rank without any leaves it to the others."""
+    sequences: set[int] = set()
+    for part, loss in zip(parts, losses, strict=True):
+        if not torch.isfinite(loss):
+            sequences.update(batch.sequence[part.actions].tolist())
+    what = "loss" if sequences else "gradient"
+    return NonFinite(f"the {what} is not a finite number", sorted(sequences))
+
+
+def _same_bits_every_time(threads: int) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    # Otherwise every fresh tensor is filled with NaN first.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Lets glibc keep what tensors give back: page faults of ever new mappings cost a quarter of a step."""
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+
+
