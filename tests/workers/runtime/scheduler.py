@@ -41,7 +41,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def config_for(port: int, folder: Path = Path("."), **changes: Any) -> WorkerConfig:
+def config_for(scheduler: int, folder: Path = Path("."), **changes: Any) -> WorkerConfig:
     values: dict[str, Any] = {
         "job": "j",
         "job_uid": "job-uid",
@@ -50,7 +50,7 @@ def config_for(port: int, folder: Path = Path("."), **changes: Any) -> WorkerCon
         "pod": "j-reward-0",
         "pod_uid": "pod-uid",
         "attempt": 0,
-        "scheduler": f"127.0.0.1:{port}",
+        "scheduler": f"127.0.0.1:{scheduler}",
         "spec": folder / "job.json",
         "storage": folder,
         "source": folder,

@@ -247,6 +247,12 @@ class Session:
                 raise StopAsyncIteration
             await self._wait()
 
+    async def ended(self) -> BaseException:
+        """Waits for what ends the session against the role's will, without taking events."""
+        while self.error is None:
+            await self._wait()
+        return self.error
+
     def _is_drained(self) -> bool:
         now = asyncio.get_running_loop().time()
         if now >= self._drain_ends:

@@ -1,0 +1,70 @@
+"""`python -m roll_workers`: one worker process of a job, as its environment describes it.
+
+Exit codes: 0 finished or drained, 2 the user's error (its message is the last line of stderr), 3 refused
+by the scheduler, anything else a failure that a restart may mend.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+
+# gRPC's C core reports every lost connection on its own; the session does so once, in our format.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from roll_workers.errors import Drained, Refused, UserError
+from roll_workers.runtime.config import WorkerConfig
+
+log = logging.getLogger("roll_workers")
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=os.environ.get("ROLL_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    # Until a session takes the signal over there is nothing to hand back.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        run(WorkerConfig.from_env())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Refused as error:
+        log.info("refused by the scheduler: %s", error)
+        return error.exit_code
+    except Drained as error:
+        log.info("%s", error)
+    return 0
+
+
+def run(config: WorkerConfig) -> None:
+    """Runs the role's loop to its end."""
+    from roll_workers.runtime.metrics import serve_metrics
+
+    job = config.load_job()
+    serve_metrics(config)
+    log.info("%s starts as %s, attempt %d", config.pod, config.role, config.attempt)
+    # Imported only now: no role pays for another one's dependencies.
+    loop = import_module(f"roll_workers.{config.role}.loop")
+    if config.role == "trainer":
+        loop.main(config, job)
+    else:
+        import uvloop
+
+        uvloop.run(loop.main(config, job))
+    log.info("%s is done", config.pod)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    log.info("stopped by %s before any work", signal.Signals(number).name)
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The gRPC server of a worker process: health, and whatever services its role adds (weights).
+
+Invariant: health says SERVING only after the role said so; for inference that is when it holds a
+published version, so that a pod that just restarted is not taken for a ready one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from roll_wire.channel import SERVER_OPTIONS
+
+from roll_workers.errors import UserError
+from roll_workers.runtime.config import WorkerConfig
+
+log = logging.getLogger(__name__)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Services:
+    """Use as `async with Services(config, add_weights) as services`; `address` is for Hello."""
+
+    def __init__(self, config: WorkerConfig, *add: Callable[[grpc.aio.Server], None]) -> None:
+        self._config, self._add = config, add
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"{self._config.host}:{self.port}"
+
+    async def ready(self, yes: bool = True) -> None:
+        await self._health.set("", _SERVING if yes else _NOT_SERVING)
+
+    async def __aenter__(self) -> Services:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for add in self._add:
+            add(server)
+        wanted = self._config.port
+        try:
+            # Peers reach a pod by its own address; a process on this machine only listens to itself.
+            host = "127.0.0.1" if self._config.host == "127.0.0.1" else "[::]"
+            self.port = server.add_insecure_port(f"{host}:{wanted}")
+        except RuntimeError as error:
+            raise UserError(
+                f"ROLL_PORT: can't listen on port {wanted}: it is in use or not allowed; "
+                "set another port, or 0 for any free one"
+            ) from error
+        await self.ready(False)
+        await server.start()
+        self._server = server
+        log.info("health on port %d", self.port)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=None)

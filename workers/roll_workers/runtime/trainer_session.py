@@ -1,0 +1,230 @@
+"""The trainer's side of the scheduler: a stream in a background thread, and blocking calls that wait it out.
+
+Invariants:
+- Welcome is the start barrier: it comes when all ranks of this attempt have said Hello;
+- every call carries the term of that Welcome; once a newer term exists every call raises `Fenced`;
+- a scheduler that is away makes a call slower, never wrong: all calls may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from roll_wire import trainer_pb2
+from roll_wire.channel import CLIENT_OPTIONS
+from roll_wire.trainer_pb2_grpc import TrainerStub
+
+from roll_workers.errors import Drained, Fenced
+from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.health import Services
+from roll_workers.runtime.session import DRAIN_SECONDS, FIRST_DELAY, LAST_DELAY, Draining, Session
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2  # how soon a waiting call notices SIGTERM or a fence
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+Answer = TypeVar("Answer")
+
+
+class TrainerSession:
+    """Starts when it is made; `serve` adds services (weights) to the server of this process."""
+
+    def __init__(
+        self, config: WorkerConfig, *serve: Callable[[grpc.aio.Server], None], pool: str = "trainer"
+    ) -> None:
+        self.config = config
+        self.draining = threading.Event()
+        self.calls = TrainerCalls(self)
+        self.address = ""  # of this process's own services, once welcomed
+        self._serve, self._pool = serve, pool
+        self._welcome: Future[tuple[int, int]] = Future()
+        self._error: BaseException | None = None
+        self._drain_ends = float("inf")
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._services: Services | None = None
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._signalled)
+            signal.signal(signal.SIGINT, self._signalled)
+        self._thread = threading.Thread(target=self._main, name="trainer-session", daemon=True)
+        self._thread.start()
+
+    def welcome(self) -> tuple[int, int]:
+        """Waits for all ranks; returns (term of this trainer, lineage)."""
+        while True:
+            try:
+                return self._welcome.result(POLL_SECONDS)
+            except TimeoutError:
+                self.check(waiting=True)
+
+    def ready(self) -> None:
+        """Health says SERVING from now on."""
+        self.welcome()
+        assert self._services is not None
+        asyncio.run_coroutine_threadsafe(self._services.ready(), self._loop).result()
+
+    def drain(self, reason: str) -> None:
+        """May be called from a signal handler and from any thread."""
+        if not self.draining.is_set():
+            log.info("draining: %s", reason)
+            self._drain_ends = time.monotonic() + DRAIN_SECONDS
+            self.draining.set()
+
+    def check(self, *, waiting: bool = False) -> None:
+        """Raises what ended the session: a fence at any time, a drain to whoever only waits."""
+        if self._error is not None:
+            raise self._error
+        if self.draining.is_set() and (waiting or time.monotonic() > self._drain_ends):
+            raise Drained(
+                f"asked to stop while waiting for the scheduler at {self.config.scheduler}"
+            )
+
+    def close(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(DRAIN_SECONDS)
+        self.calls.close()
+
+    def __enter__(self) -> TrainerSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self.drain(signal.Signals(number).name)
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._stream())
+        except BaseException as error:
+            self._error = error
+
+    async def _stream(self) -> None:
+        async with Services(self.config, *self._serve) as self._services:
+            self.address = self._services.address
+            following = asyncio.create_task(self._follow(self.address))
+            closing = asyncio.create_task(self._closing.wait())
+            await asyncio.wait({following, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+            following.cancel()
+            await asyncio.wait({following})
+
+    async def _follow(self, address: str) -> None:
+        """Keeps the stream until `close`: while a drained trainer saves, it is still this job's trainer."""
+        session = Session(self.config, pool=self._pool, credits=0, address=address)
+        async with session:
+            self._welcome.set_result((session.trainer_term, session.lineage))
+            async for event in session:
+                if isinstance(event, Draining):
+                    self.drain(event.reason)
+                    break
+            raise await session.ended()
+
+
+class TrainerCalls:
+    """The Trainer service, blocking. Requests need no `trainer`: it is filled in."""
+
+    def __init__(self, session: TrainerSession) -> None:
+        self._session = session
+        self._channel = grpc.insecure_channel(session.config.scheduler, options=CLIENT_OPTIONS)
+        self._stub = TrainerStub(self._channel)
+
+    def GetPosition(self, request: trainer_pb2.PositionRequest) -> trainer_pb2.Position:
+        return self._call(self._stub.GetPosition, request)
+
+    def Rewind(self, request: trainer_pb2.RewindRequest) -> trainer_pb2.RewindReply:
+        return self._call(self._stub.Rewind, request)
+
+    def AcquireBatch(self, request: trainer_pb2.BatchRequest) -> trainer_pb2.Batch:
+        """Waits for the batch as long as it takes; raises `Drained` when the process is to stop."""
+        while True:
+            batch = self._call(self._stub.AcquireBatch, request, waiting=True)
+            if not batch.retry:
+                return batch
+
+    def FetchShard(self, request: trainer_pb2.ShardRequest) -> list[trainer_pb2.ShardChunk]:
+        """The whole share; a broken stream starts over."""
+        return self._repeat(request, lambda: list(self._stub.FetchShard(request)))
+
+    def ReportStep(self, request: trainer_pb2.StepReport) -> trainer_pb2.Done:
+        return self._call(self._stub.ReportStep, request)
+
+    def PublishVersion(self, request: trainer_pb2.Publication) -> trainer_pb2.Done:
+        return self._call(self._stub.PublishVersion, request)
+
+    def CommitCheckpoint(
+        self, request: trainer_pb2.CheckpointCommit
+    ) -> trainer_pb2.CheckpointReply:
+        return self._call(self._stub.CommitCheckpoint, request)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Any, Answer],
+        request: Any,
+        *,
+        waiting: bool = False,
+    ) -> Answer:
+        def once() -> Answer:
+            call = method.future(request)
+            try:
+                while True:
+                    try:
+                        return call.result(POLL_SECONDS)
+                    except grpc.FutureTimeoutError:
+                        self._session.check(waiting=waiting)
+            finally:
+                call.cancel()
+
+        return self._repeat(request, once, waiting=waiting)
+
+    def _repeat(
+        self, request: Any, attempt: Callable[[], Answer], *, waiting: bool = False
+    ) -> Answer:
+        """Tries until the scheduler answers."""
+        session = self._session
+        term, _ = session.welcome()
+        request.trainer.CopyFrom(
+            trainer_pb2.TrainerId(
+                job_uid=session.config.job_uid, term=term, rank=session.config.rank
+            )
+        )
+        delay = FIRST_DELAY
+        while True:
+            session.check(waiting=waiting)
+            try:
+                return attempt()
+            except grpc.FutureCancelledError:
+                reason = "cancelled"
+            except grpc.RpcError as error:
+                code = error.code()  # type: ignore[attr-defined]
+                reason = error.details() or ""  # type: ignore[attr-defined]
+                if code == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise Fenced(reason) from error
+                if code not in _AWAY:
+                    raise
+            if delay == FIRST_DELAY:
+                log.warning("no scheduler at %s (%s), will retry", session.config.scheduler, reason)
+            session.draining.wait(delay) if waiting else time.sleep(min(delay, 1.0))
+            delay = min(delay * 2, LAST_DELAY)
