@@ -19,6 +19,8 @@ from roll_api.spec import JobSpec
 
 Loc = tuple[int | str, ...]
 
+_ODD_KEY = "key {} is not text: put it in quotes"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -78,7 +80,24 @@ def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], Node]:
         raise InvalidJob([Problem(file, None, "", f"is not YAML: {error}")]) from error
     if not isinstance(data, dict):
         raise InvalidJob([Problem(file, 1, "", "holds no RLJob: the top level must be a mapping")])
+    odd = [
+        Problem(file, k.start_mark.line + 1, "", _ODD_KEY.format(k.value)) for k in _odd_keys(root)
+    ]
+    if odd:
+        raise InvalidJob(odd)
     return data, root
+
+
+def _odd_keys(node: Node) -> Iterator[Node]:
+    """Keys that YAML reads as something else than text, which JSON has no place for."""
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                yield key
+            yield from _odd_keys(value)
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            yield from _odd_keys(item)
 
 
 def _hidden_rules(
@@ -89,11 +108,10 @@ def _hidden_rules(
     The spec is mended (wrong keys removed, missing ones filled in) and judged again; rules that read
     a mended key stay silent.
     """
-    wrong = [detail["loc"][1:] for detail in error.errors() if detail["loc"][:1] == ("spec",)]
     spec = deepcopy(data.get("spec"))
-    if not isinstance(spec, dict) or any(d["type"] == "rule" for d in error.errors()):
+    if not isinstance(spec, dict) or any(detail["type"] == "rule" for detail in error.errors()):
         return
-    mended: list[Loc] = list(wrong)
+    mended: list[Loc] = []
     for _ in range(8):  # filling in a missing object may show that its own keys are missing
         try:
             JobSpec.model_validate(spec, by_alias=True, by_name=False, context={"cluster": cluster})
@@ -102,34 +120,37 @@ def _hidden_rules(
             details = again.errors(include_url=False)
         if all(detail["type"] == "rule" for detail in details):
             for detail in details:
-                if not any(
-                    _touches(path, loc) for path in detail["ctx"]["reads"] for loc in mended
-                ):
+                reads = detail["ctx"]["reads"]
+                if not any(_decides(loc, path) for path in reads for loc in mended):
                     yield {**detail, "loc": ("spec", *detail["loc"])}
             return
-        for detail in details:
-            mended.append(detail["loc"])
-            _mend(spec, detail)
+        mended += [_mend(spec, detail) for detail in details]
 
 
-def _touches(path: str, loc: Loc) -> bool:
-    parts = tuple(path.split("."))
-    return all(a == b for a, b in zip(parts, loc, strict=False))
+def _decides(loc: Loc, path: str) -> bool:
+    """Whether a key is the one that a rule reads, or holds it; `*` stands for any item of a list."""
+    parts = path.split(".")
+    return len(loc) <= len(parts) and all(
+        part in (key, "*") for key, part in zip(loc, parts, strict=False)
+    )
 
 
-def _mend(spec: dict[str, Any], detail: ErrorDetails) -> None:
-    """Fills in a missing key, removes a wrong one; a wrong item takes its whole list along."""
+def _mend(spec: dict[str, Any], detail: ErrorDetails) -> Loc:
+    """Fills in a missing key or removes a wrong one; a wrong item takes its whole list along."""
     loc = list(detail["loc"])
     while isinstance(loc[-1], int):
         loc.pop()
     *parents, key = loc
     holder: Any = spec
     for parent in parents:
+        if isinstance(holder, dict) and parent not in holder:
+            return tuple(loc)  # removed together with a parent
         holder = holder[parent]
     if detail["type"] == "missing":
         holder[key] = "x" if _model_at(JobSpec, tuple(loc)) is None else {}
     else:
-        holder.pop(key)
+        holder.pop(key, None)
+    return tuple(loc)
 
 
 def _message(detail: ErrorDetails) -> str:

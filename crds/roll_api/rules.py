@@ -23,7 +23,7 @@ class Rule:
     """The key that an error points to, relative to `spec`."""
     message: str
     reads: tuple[str, ...]
-    """Keys that decide; the rule is not judged while one of them is wrong by itself."""
+    """Keys that decide, `*` for any item; the rule is not judged while one is wrong by itself."""
     holds: Callable[[JobSpec], bool]
     cel: str
     cluster_only: bool = False
@@ -151,14 +151,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "rewards",
         "names of rewards must differ",
-        ("rewards",),
+        ("rewards", "rewards.*.name"),
         lambda spec: len({reward.name for reward in spec.rewards}) == len(spec.rewards),
         "self.rewards.all(a, self.rewards.exists_one(b, b.name == a.name))",
     ),
     Rule(
         "rewards",
         "give exactly one of kind and python to each scorer",
-        ("rewards",),
+        ("rewards", "rewards.*.scorer.kind", "rewards.*.scorer.python"),
         lambda spec: all(_one_of(r.scorer.kind, r.scorer.python) for r in spec.rewards),
         "self.rewards.all(r, has(r.scorer.kind) != has(r.scorer.python))",
     ),
@@ -231,15 +231,21 @@ def _unchanged(path: str) -> str:
     return same
 
 
-def _fixed(path: str, why: str) -> Transition:
-    return Transition(path, f"{path} cannot be changed: {why}", (path,), _unchanged(path), False)
+def _all_unchanged(paths: tuple[str, ...]) -> str:
+    return " && ".join(f"({_unchanged(path)})" for path in paths)
+
+
+def _fixed(shown_at: str, why: str, *paths: str) -> Transition:
+    reads = paths or (shown_at,)
+    message = f"{shown_at} cannot be changed: {why}"
+    return Transition(shown_at, message, reads, _all_unchanged(reads), unless_suspended=False)
 
 
 def _suspend_first(shown_at: str, *paths: str) -> Transition:
-    same = " && ".join(f"({_unchanged(path)})" for path in paths)
-    cel = f"oldSelf.suspend || ({same})"
+    reads = paths or (shown_at,)
     message = f"{shown_at} cannot be changed while the job runs: set suspend: true first"
-    return Transition(shown_at, message, paths, cel, True)
+    cel = f"oldSelf.suspend || {_all_unchanged(reads)}"
+    return Transition(shown_at, message, reads, cel, unless_suspended=True)
 
 
 _NEW_JOB = "what was learnt and recorded belongs to it; make a new job"
@@ -249,12 +255,11 @@ TRANSITIONS: tuple[Transition, ...] = (
     _fixed("seed", _NEW_JOB),
     _fixed("model.path", _NEW_JOB),
     _fixed("data.train.path", _NEW_JOB),
-    _fixed("environment.kind", _NEW_JOB),
-    _fixed("environment.python", _NEW_JOB),
+    _fixed("environment", _NEW_JOB, "environment.kind", "environment.python"),
     _fixed("storage", "checkpoints lie there"),
     _suspend_first("model", "model.reference", "model.dtype"),
-    _suspend_first("algorithm", "algorithm"),
-    _suspend_first("rollout", "rollout"),
+    _suspend_first("algorithm"),
+    _suspend_first("rollout"),
     _suspend_first(
         "roles.trainer",
         "roles.trainer.replicas",
