@@ -1,0 +1,1 @@
+"""Carries out plans: looks at what is, writes the record, acts, and looks again."""

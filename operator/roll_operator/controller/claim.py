@@ -1,0 +1,144 @@
+"""Whose a run's folder is, and what of a job may change between two runs.
+
+Invariants: at most one `roll run` holds a folder (a lock that ends with its process); a folder belongs to one
+job for ever, until `--fresh` empties it; nothing is deleted that a run did not write.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from roll_api import RLJob, spec_hash
+from roll_api.rules import TRANSITIONS, read
+
+from roll_operator.controller.files import read_json, write_json
+from roll_operator.controller.folder import LOCK, RunError, RunFolder
+
+OURS = (
+    "job.json",
+    "run.json",
+    "state.json",
+    "summary.json",
+    "reward.png",
+    "metrics.jsonl",
+    "ledger",
+    "checkpoints",
+    "weights",
+    "models",
+    "logs",
+    "tensorboard",
+)
+LOCK_SECONDS = 1.0
+"""`roll status` holds the lock for a moment to see whether a run holds it."""
+
+FIXED = tuple(t.shown_at for t in TRANSITIONS if not t.unless_suspended and t.shown_at != "storage")
+SHAPE = ("rollout.groupsPerStep", "rollout.groupSize")
+"""Recorded batches and slots of steps have this shape."""
+
+
+@contextlib.contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """The folder for this process alone, while the block runs. Raises RunError."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunError(
+            f"{folder.path} cannot be written: {error.strerror}; choose another folder with --output"
+        ) from error
+    try:
+        _take(lock, folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def identify(folder: RunFolder, job: RLJob, *, fresh: bool = False) -> str:
+    """The uid under which this job may use the folder, which is held. Raises RunError."""
+    if fresh:
+        _empty(folder)
+    run = folder.run()
+    if not run:
+        if _entries(folder.path):
+            raise RunError(f"{folder.path} holds files but no run; choose another with --output")
+        return str(uuid.uuid4())
+    if run.get("job") != job.name:
+        raise RunError(
+            f"{folder.path} belongs to the job {run.get('job')!r}, not to {job.name!r}: choose another "
+            "folder with --output, or delete what is there with --fresh"
+        )
+    before = read_json(folder.job_file) or {}
+    problems = changes(before.get("spec", {}), job)
+    if problems:
+        raise RunError(
+            f"{folder.path} holds a run of this job with other settings, which cannot be changed:\n"
+            + "\n".join(f"  {problem}" for problem in problems)
+            + "\nchoose another folder with --output, or delete the old run with --fresh"
+        )
+    return str(run["jobUid"])
+
+
+def changes(before: dict[str, Any], job: RLJob) -> list[str]:
+    """What differs between a recorded spec and a job, of that which a run cannot change."""
+    after = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    found = []
+    for key in (*FIXED, *SHAPE):
+        old, new = read(before, key), read(after, key)
+        if before and old != new:
+            found.append(f"spec.{key}: was {old!r}, now {new!r}")
+    return found
+
+
+def write_job(folder: RunFolder, job: RLJob) -> None:
+    draft = folder.path / ".job.json.new"
+    draft.write_text(job.to_json(), encoding="utf-8")
+    draft.replace(folder.job_file)
+
+
+def write_run(folder: RunFolder, job: RLJob, uid: str, scheduler: str, **more: Any) -> None:
+    document = {
+        "job": job.name,
+        "jobUid": uid,
+        "specHash": spec_hash(job),
+        "pid": os.getpid(),
+        "scheduler": scheduler,
+        "startedAt": time.time(),
+        **more,
+    }
+    write_json(folder.path / "run.json", document)
+
+
+def _take(lock: int, folder: RunFolder) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+        time.sleep(0.05)
+    pid = folder.run().get("pid", "unknown")
+    raise RunError(
+        f"{folder.path} is in use by a running `roll run` (process {pid}): stop that one, or choose "
+        "another folder with --output"
+    )
+
+
+def _empty(folder: RunFolder) -> None:
+    if not folder.exists() and _entries(folder.path):
+        raise RunError(f"{folder.path} holds files that no run wrote; --fresh deletes runs only")
+    for name in OURS:
+        entry = folder.path / name
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _entries(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))

@@ -1,0 +1,112 @@
+"""`state.json`: what an RLJob's status would hold on a cluster, and the figures that `roll status` shows."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+from roll_api import JobStatus, RLJob
+
+from roll_operator.controller.files import write_json
+from roll_operator.controller.folder import RunFolder
+from roll_operator.plan import Process, Progress, Record, next_run
+from roll_operator.plan.desired import ROLES
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds that a job ran, over all its runs; `training` since everything was ready."""
+
+    total: float = 0.0
+    training: float = 0.0
+    _last: float = 0.0
+
+    def tick(self, now: float, *, training: bool) -> None:
+        elapsed = max(0.0, now - self._last) if self._last else 0.0
+        self.total += elapsed
+        self.training += elapsed if training else 0.0
+        self._last = now
+
+
+@dataclass(slots=True)
+class State:
+    record: Record = field(default_factory=Record)
+    status: JobStatus | None = None
+    clock: Clock = field(default_factory=Clock)
+    last_progress: Progress | None = None
+    job_uid: str = ""
+
+    @classmethod
+    def load(cls, folder: RunFolder, job_uid: str) -> "State":
+        """Takes up what an earlier run left: counters and times stay, everything is a new attempt."""
+        document = folder.state()
+        if not document:
+            return cls(job_uid=job_uid)
+        record = next_run(_RECORD.validate_python(document["record"]))
+        clock = Clock(document.get("durationSeconds", 0.0), document.get("trainingSeconds", 0.0))
+        return cls(record=record, clock=clock, job_uid=job_uid)
+
+    def remember(self, progress: Progress | None) -> None:
+        if progress is not None:
+            self.last_progress = progress
+
+    def save(self, folder: RunFolder, job: RLJob, shown: Sequence[Process]) -> None:
+        write_json(folder.path / "state.json", self.document(job, shown))
+
+    def document(self, job: RLJob, shown: Sequence[Process]) -> dict[str, Any]:
+        status = self.status or JobStatus()
+        return {
+            **figures(job, status, self.record, self.last_progress, self.clock),
+            "jobUid": self.job_uid,
+            "reason": status.reason,
+            "message": status.message,
+            "ready": status.ready,
+            "processes": [process.to_dict() for process in shown],
+            "notices": list(self.last_progress.notices) if self.last_progress else [],
+            "trainingSeconds": round(self.clock.training, 3),
+            "updatedAt": time.time(),
+            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "record": _RECORD.dump_python(self.record, mode="json"),
+        }
+
+
+def figures(
+    job: RLJob, status: JobStatus, record: Record, progress: Progress | None, clock: Clock
+) -> dict[str, Any]:
+    """The figures that `summary.json` and `roll status` share."""
+    seen = progress or Progress()
+    trained = seen.samples.get("trained", 0)
+    return {
+        "job": job.name,
+        "phase": status.phase,
+        "step": seen.step,
+        "steps": job.spec.steps,
+        "durationSeconds": round(clock.total, 3),
+        "samplesPerSecond": round(trained / clock.training, 3) if clock.training > 0 else 0.0,
+        "stalenessMax": seen.staleness_max,
+        "reward": seen.reward,
+        "validationReward": None
+        if seen.validation is None
+        else {"first": seen.validation[0], "last": seen.validation[1]},
+        "samples": {
+            "trained": trained,
+            "redone": seen.redone,
+            "dropped": dict(seen.dropped),
+            "states": dict(seen.samples),
+        },
+        "checkpoint": seen.checkpoint,
+        "lineage": seen.lineage,
+        "tokens": seen.tokens,
+        "restarts": {
+            role: record.restarts.get(role, 0)
+            for role in ROLES
+            if role == "scheduler" or _replicas(job, role)
+        },
+    }
+
+
+def _replicas(job: RLJob, role: str) -> int:
+    return int(getattr(job.spec.roles, role).replicas)
