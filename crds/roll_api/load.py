@@ -1,103 +1,40 @@
 """Reads a job's file and reports everything that is wrong with it at once, with lines and key paths."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from roll_api.job import RLJob
+from roll_api.problems import InvalidJob, Loc, Problem, dotted
 from roll_api.spec import JobSpec
-
-Loc = tuple[int | str, ...]
-
-_ODD_KEY = "key {} is not text: put it in quotes"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a job."""
-
-    file: str
-    line: int | None
-    key_path: str
-    message: str
-
-    def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return (
-            f"{where}: {self.key_path}: {self.message}"
-            if self.key_path
-            else f"{where}: {self.message}"
-        )
-
-
-class InvalidJob(Exception):
-    """A job that cannot run, with all reasons."""
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda problem: (problem.line or 0, problem.key_path))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 def load_job(path: str | PathLike[str], *, cluster: bool = False) -> RLJob:
     """Reads a job's file; raises InvalidJob with all problems. `cluster` adds the rules about pods."""
+    # Most commands read no YAML, and its library takes a tenth of a second to import.
+    from roll_api.document import read_document
+
     file = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise InvalidJob([Problem(file, None, "", f"cannot be read: {reason}")]) from error
-    data, root = _read_yaml(text, file)
+    document = read_document(text, file)
     try:
-        return RLJob.parse(data, cluster=cluster)
+        return RLJob.parse(document.data, cluster=cluster)
     except ValidationError as error:
-        details = [*error.errors(include_url=False), *_hidden_rules(data, error, cluster)]
+        details = [*error.errors(include_url=False), *_hidden_rules(document.data, error, cluster)]
     raise InvalidJob(
-        Problem(file, _line(root, detail["loc"]), _dotted(detail["loc"]), _message(detail))
+        Problem(file, document.line(detail["loc"]), dotted(detail["loc"]), _message(detail))
         for detail in details
     )
-
-
-def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], Node]:
-    try:
-        data = YAML(typ="safe", pure=True).load(text)
-        root = YAML(typ="safe", pure=True).compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = None if mark is None else mark.line + 1
-        problem = (error.problem or "cannot be read").split("\n")[0]
-        raise InvalidJob([Problem(file, line, "", f"is not YAML: {problem}")]) from error
-    except YAMLError as error:
-        raise InvalidJob([Problem(file, None, "", f"is not YAML: {error}")]) from error
-    if not isinstance(data, dict):
-        raise InvalidJob([Problem(file, 1, "", "holds no RLJob: the top level must be a mapping")])
-    odd = [
-        Problem(file, k.start_mark.line + 1, "", _ODD_KEY.format(k.value)) for k in _odd_keys(root)
-    ]
-    if odd:
-        raise InvalidJob(odd)
-    return data, root
-
-
-def _odd_keys(node: Node) -> Iterator[Node]:
-    """Keys that YAML reads as something else than text, which JSON has no place for."""
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
-                yield key
-            yield from _odd_keys(value)
-    elif isinstance(node, SequenceNode):
-        for item in node.value:
-            yield from _odd_keys(item)
 
 
 def _hidden_rules(
@@ -201,27 +138,3 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
         if found is not None:
             return found
     return None
-
-
-def _line(root: Node, loc: Loc) -> int:
-    """The line of a key, or of the nearest parent that is written down."""
-    node, line = root, root.start_mark.line
-    for part in loc:
-        if isinstance(node, MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == part), None)
-            if found is None:
-                break
-            line, node = found[0].start_mark.line, found[1]
-        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line
-        else:
-            break
-    return int(line) + 1
-
-
-def _dotted(loc: Loc) -> str:
-    path = ""
-    for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
