@@ -8,9 +8,12 @@ transformers is imported only where a chat template or an unusual tokenizer asks
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from roll_wire.sample_pb2 import Piece, Trajectory
 
 from roll_workers.errors import UserError
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Message = dict[str, Any]
+_ACTION = Piece.ACTION
 # Stands for the policy's answer in a rendered conversation; no template and no text contains it.
 _ANSWER = "\ue000answer\ue000"
 
@@ -118,6 +122,23 @@ class Codec:
             raise UserError(
                 f"the chat template refuses {_shortened(json.dumps(messages))}: {error}"
             ) from error
+
+
+def sampled_tokens(trajectory: Trajectory) -> dict[int, array[int]]:
+    """What the policy sampled, by turn."""
+    sampled: dict[int, array[int]] = {}
+    for piece in trajectory.pieces:
+        if piece.kind != _ACTION:
+            continue
+        for column in piece.columns:
+            if column.name == "token":
+                # The wire is little-endian, and so is every machine that this runs on.
+                tokens = array("i", column.data)
+                if piece.turn in sampled:  # the turn was interrupted and resumed
+                    sampled[piece.turn].extend(tokens)
+                else:
+                    sampled[piece.turn] = tokens
+    return sampled
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import logging
 import time
 from functools import partial
 
+from roll_api import RLJob
 from roll_wire import sample_pb2
 from roll_wire.session_pb2 import Failure, Task
 
@@ -29,9 +30,8 @@ DRAIN_SECONDS = 8.0  # of the ten that a draining worker has
 ALIVE_SECONDS = 5.0
 
 
-async def run(config: WorkerConfig) -> None:
+async def main(config: WorkerConfig, job: RLJob) -> None:
     """Serves the pool `reward` until drained. UserError where a scorer can't be loaded."""
-    job = config.load_job()
     codec = Codec.of_model(job.spec.model.path, config.storage, config.source)
     rewards = Rewards.of_job(job.spec.rewards, config.source)
     try:

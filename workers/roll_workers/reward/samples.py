@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Any
 
-from roll_wire.sample_pb2 import Piece, Trajectory
+from roll_wire.sample_pb2 import Trajectory
 
 from roll_workers.reward.scorers import ScoredSample
-from roll_workers.text import Codec
-
-_ACTION = Piece.ACTION
+from roll_workers.text import Codec, sampled_tokens
 
 
 def read_sample(trajectory: Trajectory, codec: Codec) -> ScoredSample:
     """The response is the text of the last turn, without special tokens; all turns are in `turns`."""
-    sampled: dict[int, array[int]] = {}
-    for piece in trajectory.pieces:
-        if piece.kind == _ACTION:
-            tokens = action_tokens(piece)
-            if piece.turn in sampled:  # a turn that was resumed after an interruption
-                sampled[piece.turn].extend(tokens)
-            else:
-                sampled[piece.turn] = tokens
+    sampled = sampled_tokens(trajectory)
     facts: dict[str, Any] = {key: json.loads(value) for key, value in trajectory.facts.items()}
     texts = {turn: codec.decode(tokens) for turn, tokens in sampled.items()}
     prompt = facts.pop("prompt", "")
@@ -36,14 +26,6 @@ def read_sample(trajectory: Trajectory, codec: Codec) -> ScoredSample:
         tokens=sum(map(len, sampled.values())),
         turns=_turns(trajectory, texts) if trajectory.observations else [],
     )
-
-
-def action_tokens(piece: Piece) -> array[int]:
-    for column in piece.columns:
-        if column.name == "token":
-            # The wire is little-endian, and so is every machine that this runs on.
-            return array("i", column.data)
-    return array("i")
 
 
 def _turns(trajectory: Trajectory, texts: dict[int, str]) -> list[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""The environment role: where prompts come from and actions go. `loop.py` is where to start."""
