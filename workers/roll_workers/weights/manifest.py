@@ -1,0 +1,124 @@
+"""The manifest of a version, made from and compared with the bytes of its safetensors file. No torch here.
+
+Invariant: the digest is a function of names, shapes, dtypes and contents alone, so equal weights have
+equal digests, whoever wrote them and in whatever order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from io import BufferedReader
+from pathlib import Path
+
+from google.protobuf import json_format
+from roll_wire.session_pb2 import PolicyVersion
+from roll_wire.weights_pb2 import FileInfo, Manifest, TensorInfo
+
+Version = tuple[int, int]  # (lineage, number)
+
+WEIGHTS = "weights.safetensors"
+MANIFEST = "manifest.json"
+
+
+class CorruptWeights(Exception):
+    """A file is not what its manifest says, or the manifest is not the announced one."""
+
+
+def version_name(version: Version) -> str:
+    return f"l{version[0]}-v{version[1]:06d}"
+
+
+def parse_version(name: str) -> Version | None:
+    lineage, _, number = name.partition("-v")
+    if lineage[:1] == "l" and lineage[1:].isdigit() and number.isdigit():
+        return int(lineage[1:]), int(number)
+    return None
+
+
+def versions(folder: Path) -> list[Version]:
+    """The complete versions in a folder, oldest first."""
+    found = (parse_version(path.parent.name) for path in folder.glob(f"l*-v*/{MANIFEST}"))
+    return sorted(version for version in found if version is not None)
+
+
+def describe(file: BufferedReader) -> list[TensorInfo]:
+    """Every tensor of an open safetensors file with the checksum of its bytes, by name."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+        try:
+            size = int.from_bytes(view[:8], "little")
+            header = json.loads(bytes(view[8 : 8 + size]))
+            header.pop("__metadata__", None)
+            return [
+                TensorInfo(
+                    name=name,
+                    shape=entry["shape"],
+                    dtype=entry["dtype"],
+                    checksum=_checksum(view, 8 + size, *entry["data_offsets"]),
+                )
+                for name, entry in sorted(header.items())
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptWeights(f"{file.name} is not a safetensors file: {error}") from error
+
+
+def make(version: Version, file: BufferedReader, term: int) -> Manifest:
+    """The manifest of a file that was just written."""
+    tensors = describe(file)
+    file.seek(0)
+    whole = hashlib.file_digest(file, "sha256").hexdigest()
+    return Manifest(
+        version=PolicyVersion(lineage=version[0], number=version[1]),
+        kind=Manifest.FULL,
+        tensors=tensors,
+        files=[FileInfo(name=WEIGHTS, size=file.tell(), sha256=whole)],
+        term=term,
+        digest=digest(tensors),
+    )
+
+
+def digest(tensors: list[TensorInfo]) -> str:
+    hashed = hashlib.sha256()
+    for tensor in sorted(tensors, key=lambda each: each.name):
+        row = [tensor.name, list(tensor.shape), tensor.dtype, tensor.checksum]
+        hashed.update(json.dumps(row).encode() + b"\n")
+    return hashed.hexdigest()
+
+
+def check(manifest: Manifest, version: Version, announced: str) -> None:
+    """Raises unless the manifest is sound and is the announced one."""
+    if (manifest.version.lineage, manifest.version.number) != version:
+        raise CorruptWeights(f"the manifest is of another version than {version_name(version)}")
+    if digest(list(manifest.tensors)) != manifest.digest:
+        raise CorruptWeights("the manifest does not match its own digest")
+    if announced and manifest.digest != announced:
+        raise CorruptWeights(f"digest {manifest.digest[:12]}, announced was {announced[:12]}")
+
+
+def compare(manifest: Manifest, file: BufferedReader) -> None:
+    """Raises unless the file holds exactly the tensors of the manifest."""
+    expected = {tensor.name: tensor for tensor in manifest.tensors}
+    actual = {tensor.name: tensor for tensor in describe(file)}
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
+            raise CorruptWeights(f"{file.name}: tensor {name} does not match its checksum")
+
+
+def write(manifest: Manifest, folder: Path) -> None:
+    (folder / MANIFEST).write_text(json_format.MessageToJson(manifest, indent=1) + "\n")
+
+
+def read(folder: Path) -> Manifest:
+    """Raises FileNotFoundError when the version is not (or no longer) there."""
+    path = folder / MANIFEST
+    try:
+        return json_format.Parse(path.read_text(), Manifest())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise CorruptWeights(f"{path} is not a manifest: {error}") from error
+
+
+def _checksum(view: memoryview, start: int, begin: int, end: int) -> str:
+    if not 0 <= begin <= end <= len(view) - start:
+        raise ValueError("it is cut off")
+    return hashlib.sha256(view[start + begin : start + end]).hexdigest()
