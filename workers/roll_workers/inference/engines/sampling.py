@@ -1,0 +1,94 @@
+"""From logits to tokens, for many sequences at once, each with random numbers of its own.
+
+Invariant: row i of `sample` depends on row i of its arguments only. The n-th number of a sequence is a
+function of (seed, n) alone (splitmix64 used as a counter-based generator), so neither the batch nor the
+order in which sequences run changes what is drawn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+
+
+def _splitmix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * _MIX1
+    x = (x ^ (x >> np.uint64(27))) * _MIX2
+    return x ^ (x >> np.uint64(31))
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], counters: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) with 48 bits: few enough that u · total < total holds in float64."""
+    with np.errstate(over="ignore"):
+        mixed = _splitmix(_splitmix(seeds + _GOLDEN) + (counters + np.uint64(1)) * _GOLDEN)
+    return (mixed >> np.uint64(16)).astype(np.float64) * 2.0**-48
+
+
+def reseed(seed: int, turn: int, kept: int) -> int:
+    """H(seed, turn, tokens kept): what a generation draws from when it starts, or starts again."""
+    state = np.array([seed & _MASK], np.uint64)
+    with np.errstate(over="ignore"):
+        for part in (turn, kept):
+            state = _splitmix(state + _GOLDEN * np.uint64(part + 1))
+    return int(state[0])
+
+
+def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Minus infinity for what top-k, then top-p of what is left, rule out (0 and 1 rule out nothing).
+
+    Top-p keeps the smallest set of most probable tokens whose probability reaches p.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    limit = torch.where(top_k > 0, top_k, logits.shape[-1])[:, None]
+    ordered = ordered.masked_fill(rank >= limit, -torch.inf)
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    ruled_out = (before >= top_p[:, None]) & (top_p[:, None] < 1) & (rank > 0)
+    ordered = ordered.masked_fill(ruled_out, -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, order, ordered)
+
+
+def sample(
+    logits: torch.Tensor,
+    uniform: npt.NDArray[np.float64],
+    temperature: npt.NDArray[np.float32],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """One token and its log-prob per row, by inverting the distribution's cumulative sum."""
+    device = logits.device
+    logits = logits.float()
+    greedy = temperature == 0
+    if (temperature != 1).any():
+        scale = torch.from_numpy(np.where(greedy, np.float32(1), temperature)).to(device)
+        logits = logits / scale[:, None]
+    cut = np.flatnonzero(((top_k > 0) | (top_p < 1)) & ~greedy)
+    if cut.size:
+        rows = torch.from_numpy(cut).to(device)
+        logits = logits.index_copy(
+            0,
+            rows,
+            truncate(
+                logits[rows],
+                torch.from_numpy(top_k[cut]).to(device),
+                torch.from_numpy(top_p[cut]).to(device),
+            ),
+        )
+    logprobs = logits.log_softmax(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    wanted = torch.from_numpy(uniform).to(device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, wanted, right=True)
+    if greedy.any():
+        best = logits.argmax(-1, keepdim=True)
+        tokens = torch.where(torch.from_numpy(greedy).to(device)[:, None], best, tokens)
+    chosen = logprobs.gather(-1, tokens)
+    return tokens[:, 0].cpu().numpy(), chosen[:, 0].cpu().numpy()

@@ -1,0 +1,356 @@
+"""Continuous batching over slots on any Hugging Face causal language model.
+
+Invariants:
+- between two phases of a step rows 0..n-1 are live and the others free, so that one forward pass decodes
+  exactly what runs, whatever finished or came in between;
+- a live row's cache holds all its tokens but the last, which is the next pass's input;
+- a request is waiting, live or forgotten. New weights put everything that is live back to the head of the
+  waiting line with its tokens, and the next steps prefill it again: no token is lost, and none is sampled
+  from a cache of older weights.
+
+Equal prompts that start together (a group's samples) are prefilled once. What was sampled is handed out
+every `stride` tokens, at the end and before a change of weights: a Python object per token would cost as
+much as the pass itself on a small model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForCausalLM
+
+from roll_workers.builtin.models import context_length
+from roll_workers.inference.engines import Delta, Request, Tokens, kv
+from roll_workers.inference.engines.sampling import sample, uniforms
+
+PREFILL_TOKENS = 1024  # in one go: bounds how long a step keeps the event loop waiting
+PREFILL_SECONDS = 0.05  # after this time the step starts no further prefill
+PADDING = 0.6  # prompts shorter than this share of the longest are prefilled apart
+UNLIMITED = 1 << 20  # context of a model that names none
+
+_ROW = np.dtype(
+    [
+        ("live", np.bool_),
+        ("length", np.int64),  # tokens, prompt included
+        ("limit", np.int64),  # tokens at which it ends
+        ("sent", np.int64),  # tokens handed out, prompt included
+        ("seed", np.uint64),
+        ("drawn", np.uint64),  # random numbers used so far
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int64),
+        ("stop", np.int64),  # row of the stop table
+        ("last", np.int64),  # newest token
+    ],
+    align=True,  # torch takes strides that are multiples of the item size only
+)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: Request
+    tokens: Tokens
+    limit: int
+    drawn: int = 0
+
+
+class TransformersEngine:
+    """`Engine` over a loaded model."""
+
+    def __init__(self, model: Any, *, slots: int = 64, stride: int = 16, version: int = -1) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.version = version
+        self.slots = slots
+        self.stride = stride
+        self.context = context_length(model.config) or UNLIMITED
+        weight = next(model.parameters())
+        self._device, self._lowest = weight.device, torch.finfo(weight.dtype).min
+        self._dtype = weight.dtype
+        self._own_attention = model.config._attn_implementation == kv.NAME
+        self._cache = kv.SlotCache(slots)
+        self._rows = np.zeros(slots, _ROW)
+        self._requests: list[Request | None] = [None] * slots
+        self._tokens = np.zeros((slots, 0), np.int32)
+        self._logprobs = np.zeros((slots, 0), np.float32)
+        self._stops: dict[tuple[int, ...], int] = {}
+        self._stop_table = np.zeros((0, model.get_output_embeddings().weight.shape[0]), np.bool_)
+        self._waiting: deque[_Waiting] = deque()
+        self._out: list[Delta] = []
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, *, dtype: str = "auto", slots: int = 64, stride: int = 16
+    ) -> TransformersEngine:
+        """The model of a checkpoint folder, on the GPU if there is one."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(load_model(folder, dtype).to(device), slots=slots, stride=stride)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._out or self._rows["live"].any())
+
+    def submit(self, request: Request) -> None:
+        limit = len(request.prompt) + request.max_new_tokens
+        if len(request.prompt) == 0 or request.max_new_tokens < 1 or limit > self.context:
+            raise ValueError(
+                f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones do not fit into "
+                f"a context of {self.context}"
+            )
+        self._waiting.append(_Waiting(request, np.asarray(request.prompt, np.int32), limit))
+
+    def abort(self, id: Hashable) -> None:
+        self._waiting = deque(w for w in self._waiting if w.request.id != id)
+        self._out = [delta for delta in self._out if delta.id != id]
+        for row in np.flatnonzero(self._rows["live"]).tolist():
+            if self._request(row).id == id:
+                self._release(row)
+
+    @torch.inference_mode()
+    def step(self) -> list[Delta]:
+        deadline = time.perf_counter() + PREFILL_SECONDS
+        while self._waiting and not self._rows["live"].all():
+            for group in _alike(self._next_prompts()):
+                self._prefill(group)
+            if time.perf_counter() > deadline:
+                break
+        if self._rows["live"].any():
+            self._close_gaps()
+            self._decode()
+        out, self._out = self._out, []
+        return out
+
+    def flush(self) -> list[Delta]:
+        for row in np.flatnonzero(self._rows["live"] & (self._rows["length"] > self._rows["sent"])):
+            self._emit(int(row))
+        out, self._out = self._out, []
+        return out
+
+    def load(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        _copy_weights(self.model, weights)
+        self._out = self.flush()
+        for row in np.flatnonzero(self._rows["live"])[::-1].tolist():
+            state = self._rows[row]
+            tokens = self._tokens[row, : state["length"]].copy()
+            self._waiting.appendleft(
+                _Waiting(self._request(row), tokens, int(state["limit"]), int(state["drawn"]))
+            )
+            self._release(row)
+        self.version = version
+
+    def _next_prompts(self) -> list[list[_Waiting]]:
+        """The head of the waiting line as far as slots and PREFILL_TOKENS go, equal prompts together."""
+        free = self.slots - int(self._rows["live"].sum())
+        prompts: dict[bytes, list[_Waiting]] = {}
+        tokens = 0
+        while self._waiting and free:
+            head = self._waiting[0]
+            key = head.tokens.tobytes()
+            if key not in prompts:
+                if prompts and tokens + len(head.tokens) > PREFILL_TOKENS:
+                    break
+                tokens += len(head.tokens)
+                prompts[key] = []
+            prompts[key].append(self._waiting.popleft())
+            free -= 1
+        return list(prompts.values())
+
+    def _prefill(self, prompts: list[list[_Waiting]]) -> None:
+        """Compute distinct prompts once, copy each into the row of every request, draw their next tokens.
+
+        Left-padded, so that the last position of every prompt is the pass's last, the only one whose
+        logits are needed.
+        """
+        lengths = np.array([len(same[0].tokens) for same in prompts])
+        width = int(lengths.max())
+        self._fit(max(width + 1, self._longest() + 1))
+        pad = width - lengths
+        ids = np.zeros((len(prompts), width), np.int64)
+        for i, same in enumerate(prompts):
+            ids[i, pad[i] :] = same[0].tokens
+        of = np.repeat(np.arange(len(prompts)), [len(same) for same in prompts])
+        rows = np.flatnonzero(~self._rows["live"])[: len(of)]
+        counts = lengths[of]
+        positions = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        flat = np.repeat(of, counts), positions + np.repeat(pad[of], counts)
+        self._cache.prefill(*flat, np.repeat(rows, counts), positions, self._device)
+        mask = None
+        if pad.any() or not self._own_attention:
+            at = torch.arange(width)
+            seen = (at[None, :] <= at[:, None]) & (at >= torch.from_numpy(pad)[:, None, None])
+            # A padding query sees itself: a row without any key would be NaN.
+            mask = self._mask(seen | torch.eye(width, dtype=torch.bool))
+        logits = self._forward(ids, np.maximum(np.arange(width) - pad[:, None], 0), mask)
+        for row, waiting in zip(rows.tolist(), (w for same in prompts for w in same), strict=True):
+            self._occupy(row, waiting)
+        self._advance(rows, logits[torch.from_numpy(of).to(self._device)])
+
+    def _decode(self) -> None:
+        """One more token for rows 0..n-1, in one pass."""
+        rows = self._rows[: int(self._rows["live"].sum())]
+        self._fit(self._longest() + 1)
+        positions = rows["length"] - 1
+        self._cache.decode(len(rows), torch.from_numpy(positions).to(self._device))
+        at = np.arange(self._cache.capacity)
+        mask = self._mask(torch.from_numpy(at <= positions[:, None])[:, None])
+        logits = self._forward(rows["last"][:, None], positions[:, None], mask)
+        self._advance(np.arange(len(rows)), logits)
+
+    def _forward(
+        self,
+        ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Logits of the last position of each row."""
+        return self.model(
+            input_ids=torch.from_numpy(ids).to(self._device),
+            position_ids=torch.from_numpy(positions).to(self._device),
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+    def _advance(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> None:
+        """Draw one token for each of `rows`; hand out what is due, free what has ended."""
+        state = self._rows[rows]
+        tokens, logprobs = sample(
+            logits,
+            uniforms(state["seed"], state["drawn"]),
+            state["temperature"],
+            state["top_k"],
+            state["top_p"],
+        )
+        self._tokens[rows, state["length"]] = tokens
+        self._logprobs[rows, state["length"]] = logprobs
+        state["length"] += 1
+        state["drawn"] += np.uint64(1)
+        state["last"] = tokens
+        self._rows[rows] = state
+        stopped = self._stop_table[state["stop"], tokens]
+        ended = stopped | (state["length"] >= state["limit"])
+        for i in np.flatnonzero(ended | (state["length"] - state["sent"] >= self.stride)).tolist():
+            self._emit(int(rows[i]), ("stop" if stopped[i] else "length") if ended[i] else "")
+
+    def _emit(self, row: int, finish: str = "") -> None:
+        new = slice(self._rows["sent"][row], self._rows["length"][row])
+        self._out.append(
+            Delta(
+                self._request(row).id,
+                self._tokens[row, new].tolist(),
+                self._logprobs[row, new].tolist(),
+                self.version,
+                finish,
+            )
+        )
+        self._rows["sent"][row] = new.stop
+        if finish:
+            self._release(row)
+
+    def _occupy(self, row: int, waiting: _Waiting) -> None:
+        request, length = waiting.request, len(waiting.tokens)
+        if request.stop not in self._stops:
+            self._stops[request.stop] = len(self._stops)
+            table = np.zeros((1, self._stop_table.shape[1]), np.bool_)
+            table[0, list(request.stop)] = True
+            self._stop_table = np.concatenate([self._stop_table, table])
+        self._requests[row] = request
+        self._tokens[row, :length] = waiting.tokens
+        self._rows[row] = (
+            True,
+            length,
+            waiting.limit,
+            length,
+            request.seed & 0xFFFFFFFFFFFFFFFF,
+            waiting.drawn,
+            request.temperature,
+            request.top_p,
+            request.top_k,
+            self._stops[request.stop],
+            0,
+        )
+
+    def _release(self, row: int) -> None:
+        self._requests[row] = None
+        self._rows["live"][row] = False
+
+    def _request(self, row: int) -> Request:
+        request = self._requests[row]
+        assert request is not None, f"row {row} is not live"
+        return request
+
+    def _close_gaps(self) -> None:
+        """Move the last live rows into the gaps before them."""
+        live = self._rows["live"]
+        running = int(live.sum())
+        gaps = np.flatnonzero(~live[:running])
+        if not gaps.size:
+            return
+        tail = running + np.flatnonzero(live[running:])
+        longest = int(self._rows["length"][tail].max())
+        self._cache.move(tail, gaps, longest)
+        for table in (self._tokens, self._logprobs):
+            table[gaps, :longest] = table[tail, :longest]
+        self._rows[gaps] = self._rows[tail]
+        for target, source in zip(gaps.tolist(), tail.tolist(), strict=True):
+            self._requests[target] = self._requests[source]
+            self._release(source)
+
+    def _longest(self) -> int:
+        return int(self._rows["length"].max(where=self._rows["live"], initial=0))
+
+    def _fit(self, positions: int) -> None:
+        self._cache.fit(positions)
+        if (more := self._cache.capacity - self._tokens.shape[1]) > 0:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
+            self._logprobs = np.pad(self._logprobs, ((0, 0), (0, more)))
+
+    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """[rows, 1, queries, keys] for adding to scores, of which keys each query sees."""
+        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, self._lowest)
+        return mask[:, None].to(self._device)
+
+
+def load_model(folder: Path, dtype: str = "auto") -> Any:
+    """The checkpoint with our attention where the architecture lets it in, its own otherwise."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=kv.NAME
+        )
+    except ValueError:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def _alike(prompts: list[list[_Waiting]]) -> Iterator[list[list[_Waiting]]]:
+    """Prompts of similar length together, so that little of a pass is padding."""
+    prompts.sort(key=lambda same: len(same[0].tokens), reverse=True)
+    start = 0
+    for end in range(1, len(prompts) + 1):
+        longest = len(prompts[start][0].tokens)
+        if end == len(prompts) or len(prompts[end][0].tokens) < PADDING * longest:
+            yield prompts[start:end]
+            start = end
+
+
+def _copy_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """All or nothing, into the model's own tensors; of tied ones a single name is enough."""
+    own = model.state_dict()
+    wrong = [n for n, w in weights.items() if n not in own or own[n].shape != w.shape]
+    given = {own[name].data_ptr() for name in weights if name in own}
+    missing = [name for name, tensor in own.items() if tensor.data_ptr() not in given]
+    if wrong or missing:
+        raise ValueError(
+            f"these weights are not this model's: unknown or of another shape {wrong[:3]}, "
+            f"missing {missing[:3]}"
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
