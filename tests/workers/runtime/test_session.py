@@ -5,7 +5,9 @@ import os
 import signal
 import time
 
+import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from roll_wire.session_pb2 import (
     Ack,
     Cancel,
@@ -206,18 +208,20 @@ def test_partials_are_sent_again_before_the_result_that_builds_upon_them() -> No
         async with Session(config_for(scheduler.port), pool="policy", credits=8) as session:
             scheduler.assign(task(1, stage="generate"))
             received = await anext(session)
-            session.progress(received, 2, b"ab", (1, 1), (1, 1), partial_tokens=2)
+            session.progress(received, 2, b"ab", (1, 1), (1, 1))
             await scheduler.until(lambda: scheduler.messages)
             await scheduler.kill()
-            session.progress(received, 3, b"c", (1, 2), (1, 2), partial_tokens=1)
+            session.progress(received, 3, b"c", (1, 2), (1, 2))
             session.result(received, b"d", tokens=1)
 
             second = Scheduler(scheduler.port)
             await second.start()
             await second.until(second.results)
-            partials = [i.partial for m in second.messages for i in m.progress.items]
-            assert partials == [b"ab", b"c"]
-            assert second.messages[-1].results.items[0].payload == b"d"
+            partials = [i for m in second.messages for i in m.progress.items]
+            assert [i.partial for i in partials] == [b"ab", b"c"]
+            assert [i.partial_tokens for i in partials] == [2, 1]
+            [result] = second.messages[-1].results.items
+            assert (result.payload, result.base_tokens) == (b"d", 3)
             await second.kill()
 
     run(main)
@@ -315,6 +319,28 @@ def test_sigterm_before_the_first_welcome_ends_at_once() -> None:
         asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGTERM)
         async with session:
             assert [event async for event in session] == [Draining("SIGTERM")]
+
+    run(main)
+
+
+@pytest.mark.parametrize("pool", ["reward", "policy"])
+def test_health_is_serving_once_the_worker_can_be_of_use(pool: str) -> None:
+    async def main() -> None:
+        scheduler = Scheduler(free_port())
+        await scheduler.start()
+        async with (
+            Session(config_for(scheduler.port), pool=pool, credits=8) as session,
+            grpc.aio.insecure_channel(session.address) as channel,
+        ):
+            assert scheduler.hellos[0].address == session.address
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            if pool == "policy":
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                session.holding((1, 0))
+            while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+            watch.cancel()
+        await scheduler.kill()
 
     run(main)
 

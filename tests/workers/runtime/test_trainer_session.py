@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from roll_wire import trainer_pb2, trainer_pb2_grpc
 from roll_wire.session_pb2 import Drain, Refused
 from roll_workers import errors
@@ -176,18 +175,6 @@ def test_a_drain_before_all_ranks_are_there_ends_the_wait(running: Running) -> N
         running.later(0.3, lambda: session.drain("SIGTERM"))
         with pytest.raises(errors.Drained):
             session.welcome()
-
-
-def test_health_is_serving_only_once_ready(running: Running) -> None:
-    running.start()
-    with trainer(running) as session:
-        session.welcome()
-        with grpc.insecure_channel(session.address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            ask = health_pb2.HealthCheckRequest()
-            assert stub.Check(ask).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            session.ready()
-            assert stub.Check(ask).status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_port_in_use_is_a_clear_error(running: Running) -> None:

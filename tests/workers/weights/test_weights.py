@@ -57,7 +57,7 @@ class Holder:
             "j", "u", "inference", 0, "p", "p", 0, "", folder, folder, folder, port=0
         )
         self.services = Services(config, serve_weights(folder))
-        asyncio.run_coroutine_threadsafe(self.services.__aenter__(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.services.start(), self.loop).result(10)
 
     @property
     def location(self) -> str:
@@ -66,8 +66,7 @@ class Holder:
     def stop(self) -> None:
         import asyncio
 
-        ending = self.services.__aexit__(None, None, None)
-        asyncio.run_coroutine_threadsafe(ending, self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.services.stop(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 

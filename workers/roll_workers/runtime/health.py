@@ -6,9 +6,9 @@ published version, so that a pod that just restarted is not taken for a ready on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -24,22 +24,21 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Services:
-    """Use as `async with Services(config, add_weights) as services`; `address` is for Hello."""
+    """`address` is for Hello, once started."""
 
     def __init__(self, config: WorkerConfig, *add: Callable[[grpc.aio.Server], None]) -> None:
         self._config, self._add = config, add
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
+        self._shown = False
+        self._showing: asyncio.Task[None] | None = None
         self.port = 0
 
     @property
     def address(self) -> str:
         return f"{self._config.host}:{self.port}"
 
-    async def ready(self, yes: bool = True) -> None:
-        await self._health.set("", _SERVING if yes else _NOT_SERVING)
-
-    async def __aenter__(self) -> Services:
+    async def start(self) -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for add in self._add:
@@ -54,17 +53,19 @@ class Services:
                 f"ROLL_PORT: can't listen on port {wanted}: it is in use or not allowed; "
                 "set another port, or 0 for any free one"
             ) from error
-        await self.ready(False)
+        await self._health.set("", _NOT_SERVING)
         await server.start()
         self._server = server
         log.info("health on port %d", self.port)
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def show(self, serving: bool) -> None:
+        """Whether this worker can be of use; for the thread of the event loop."""
+        if serving != self._shown:
+            self._shown = serving
+            setting = self._health.set("", _SERVING if serving else _NOT_SERVING)
+            self._showing = asyncio.get_running_loop().create_task(setting)
+
+    async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(grace=None)
+            self._server = None

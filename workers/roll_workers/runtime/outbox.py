@@ -135,6 +135,11 @@ class Outbox:
         if key in self.held:
             self._alive[key] = tokens
 
+    def recorded(self, task: Task) -> int:
+        """Tokens of the task's turn that the scheduler knows already, or will before the next message."""
+        partials = self._partials.get(lease_key(task.lease)) if self._partials else None
+        return partials[-1].tokens if partials else task.kept_tokens
+
     def partial(self, task: Task, item: ProgressItem) -> bool:
         key = lease_key(task.lease)
         if key not in self.held:

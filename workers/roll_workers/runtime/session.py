@@ -5,7 +5,9 @@ Invariants:
   minutes, or be another process when it comes back;
 - reader and sender are tasks of their own: a scheduler that does not read can't keep this worker from
   reading, so flow control never deadlocks;
-- `result` and `fail` never wait, and are for the thread of the event loop only.
+- `result` and `fail` never wait, and are for the thread of the event loop only;
+- health says SERVING once the worker can be of use: welcomed and, if it serves the policy, holding a
+  published version.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import random
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -30,6 +32,7 @@ from roll_wire.session_pb2_grpc import SessionAsyncStub
 from roll_workers.errors import Fenced, Refused
 from roll_workers.runtime import metrics
 from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.health import Services
 from roll_workers.runtime.outbox import Cancelled, Outbox, lease_key, unit_key
 
 __all__ = [
@@ -50,7 +53,9 @@ DRAIN_SECONDS = 10.0  # for the role to finish or return its work
 LONELY_DRAIN_SECONDS = 1.0  # for the scheduler to come back and take the last results
 BEAT_SECONDS = 1.0  # signs of life are gathered for so long
 BEATS_PER_PING = 5
+POLICY = "policy"  # the one pool whose weights have versions
 
+AddService = Callable[[grpc.aio.Server], None]
 Version = PolicyVersion | tuple[int, int]  # (lineage, number)
 Call = grpc.aio.StreamStreamCall[FromWorker, ToWorker]
 
@@ -82,15 +87,21 @@ class Session:
         data: Sequence[session_pb2.DataSet] = (),
         version: Version | None = None,
         address: str = "",
+        serve: Sequence[AddService] = (),
     ) -> None:
+        """`serve` adds services to this process's own server, whose address goes into Hello.
+
+        `address` is for a caller that runs that server by itself.
+        """
         self.config = config
+        self._services = None if address else Services(config, *serve)
         self.term = 0  # the scheduler's
         self.lineage = 0
         self.trainer_term = 0
         self.connected = False
         self.draining = ""  # the reason, once asked
         self.error: BaseException | None = None
-        self._pool, self._credits, self._data, self._address = pool, credits, data, address
+        self._pool, self._credits, self._data, self.address = pool, credits, data, address
         self._version = _version(version)
         self._outbox = Outbox()
         self._events: deque[Event] = deque()
@@ -129,6 +140,7 @@ class Session:
             done=done,
             busy_micros=int(busy * 1e6),
             resident=resident,
+            base_tokens=self._outbox.recorded(task),
         )
         if self._outbox.result(task, item):
             if tokens:
@@ -148,9 +160,12 @@ class Session:
         partial: bytes = b"",
         oldest: Version | None = None,
         newest: Version | None = None,
-        partial_tokens: int = 0,
     ) -> None:
-        """A sign of life, cheap enough for every token; a partial is sent at once and kept like a result."""
+        """A sign of life, cheap enough for every token: `tokens` of this turn so far, kept ones included.
+
+        A partial holds the tokens since the last one; it is sent at once, and kept until the result is
+        acknowledged, which holds only what came after it.
+        """
         if not partial:
             self._outbox.alive(task, tokens)
             return
@@ -161,7 +176,7 @@ class Session:
             partial=partial,
             oldest=_version(oldest),
             newest=_version(newest),
-            partial_tokens=partial_tokens,
+            partial_tokens=tokens - self._outbox.recorded(task),
         )
         if self._outbox.partial(task, item):
             self._due.set()
@@ -170,6 +185,7 @@ class Session:
         """This worker serves `version` from now on."""
         self._version = _version(version)
         self._tell(FromWorker(holding=session_pb2.Holding(version=self._version)))
+        self._show_health()
 
     def set_credits(self, credits: int) -> None:
         """This worker can hold so many units at once from now on."""
@@ -206,6 +222,9 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.drain, signal.Signals(number).name)
+        if self._services is not None:
+            await self._services.start()
+            self.address = self._services.address
         metrics.LEASES.set_function(lambda: len(self._outbox.held))
         self._running = loop.create_task(self._run(), name="session")
         self._running.add_done_callback(self._ended)
@@ -229,6 +248,8 @@ class Session:
             self._running.remove_done_callback(self._ended)
             self._running.cancel()
             await asyncio.wait({self._running})
+        if self._services is not None:
+            await self._services.stop()
 
     def __aiter__(self) -> Session:
         return self
@@ -263,6 +284,10 @@ class Session:
             self._drain_ends - DRAIN_SECONDS + LONELY_DRAIN_SECONDS
         )
         return lonely or not self._outbox.unacknowledged
+
+    def _show_health(self) -> None:
+        if self._services is not None:
+            self._services.show(bool(self.term) and (self._pool != POLICY or bool(self._version)))
 
     async def _wait(self) -> None:
         self._news.clear()
@@ -401,6 +426,7 @@ class Session:
         self._outbox.reconnected()
         log.info("connected to %s, term %d", self.config.scheduler, welcome.term)
         self.connected = True
+        self._show_health()
         self._due.set()
         self._news.set()
 
@@ -420,7 +446,7 @@ class Session:
             world=config.world,
             attempt=config.attempt,
             data=self._data,
-            address=self._address,
+            address=self.address,
             protocol="1",
         )
 

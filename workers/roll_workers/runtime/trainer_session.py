@@ -20,15 +20,20 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import grpc
-import grpc.aio
 from roll_wire import trainer_pb2
 from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.trainer_pb2_grpc import TrainerStub
 
 from roll_workers.errors import Drained, Fenced
 from roll_workers.runtime.config import WorkerConfig
-from roll_workers.runtime.health import Services
-from roll_workers.runtime.session import DRAIN_SECONDS, FIRST_DELAY, LAST_DELAY, Draining, Session
+from roll_workers.runtime.session import (
+    DRAIN_SECONDS,
+    FIRST_DELAY,
+    LAST_DELAY,
+    AddService,
+    Draining,
+    Session,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +45,17 @@ Answer = TypeVar("Answer")
 class TrainerSession:
     """Starts when it is made; `serve` adds services (weights) to the server of this process."""
 
-    def __init__(
-        self, config: WorkerConfig, *serve: Callable[[grpc.aio.Server], None], pool: str = "trainer"
-    ) -> None:
+    def __init__(self, config: WorkerConfig, *serve: AddService) -> None:
         self.config = config
         self.draining = threading.Event()
         self.calls = TrainerCalls(self)
         self.address = ""  # of this process's own services, once welcomed
-        self._serve, self._pool = serve, pool
+        self._serve = serve
         self._welcome: Future[tuple[int, int]] = Future()
         self._error: BaseException | None = None
         self._drain_ends = float("inf")
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
-        self._services: Services | None = None
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._signalled)
             signal.signal(signal.SIGINT, self._signalled)
@@ -67,12 +69,6 @@ class TrainerSession:
                 return self._welcome.result(POLL_SECONDS)
             except TimeoutError:
                 self.check(waiting=True)
-
-    def ready(self) -> None:
-        """Health says SERVING from now on."""
-        self.welcome()
-        assert self._services is not None
-        asyncio.run_coroutine_threadsafe(self._services.ready(), self._loop).result()
 
     def drain(self, reason: str) -> None:
         """May be called from a signal handler and from any thread."""
@@ -118,20 +114,21 @@ class TrainerSession:
             self._error = error
 
     async def _stream(self) -> None:
-        async with Services(self.config, *self._serve) as self._services:
-            self.address = self._services.address
-            following = asyncio.create_task(self._follow(self.address))
-            closing = asyncio.create_task(self._closing.wait())
-            await asyncio.wait({following, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
-            following.cancel()
-            await asyncio.wait({following})
+        following = asyncio.create_task(self._follow())
+        closing = asyncio.create_task(self._closing.wait())
+        await asyncio.wait({following, closing}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+        following.cancel()
+        await asyncio.wait({following})
 
-    async def _follow(self, address: str) -> None:
+    async def _follow(self) -> None:
         """Keeps the stream until `close`: while a drained trainer saves, it is still this job's trainer."""
-        session = Session(self.config, pool=self._pool, credits=0, address=address)
-        async with session:
+        async with Session(self.config, pool="trainer", credits=0, serve=self._serve) as session:
+            if session.draining:
+                self.drain(session.draining)
+                return
+            self.address = session.address
             self._welcome.set_result((session.trainer_term, session.lineage))
             async for event in session:
                 if isinstance(event, Draining):
