@@ -44,7 +44,7 @@ class Filter(Model):
     """Refills per step, as a multiple of `groupsPerStep`."""
 
     on_exhausted: Literal["Keep", "Complete", "Fail"] = "Keep"
-    """What happens when the budget is spent. `Keep` trains on filtered groups, `Complete` on a smaller batch, `Fail` ends the job."""
+    """What happens when the budget is spent. `Keep` trains on such groups, `Complete` ends the job with what was trained, `Fail` fails it."""
 
     @property
     def lets_something_pass(self) -> bool:

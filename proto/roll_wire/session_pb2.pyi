@@ -166,7 +166,7 @@ class Results(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Result, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("unit", "lease", "stage", "turn", "payload", "tokens", "oldest", "newest", "has_reward", "reward", "done", "busy_micros", "resident")
+    __slots__ = ("unit", "lease", "stage", "turn", "payload", "tokens", "oldest", "newest", "has_reward", "reward", "done", "busy_micros", "resident", "base_tokens")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class Result(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     BUSY_MICROS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     unit: Unit
     lease: LeaseId
     stage: str
@@ -193,7 +194,8 @@ class Result(_message.Message):
     done: bool
     busy_micros: int
     resident: bool
-    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., payload: _Optional[bytes] = ..., tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., has_reward: _Optional[bool] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., busy_micros: _Optional[int] = ..., resident: _Optional[bool] = ...) -> None: ...
+    base_tokens: int
+    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., payload: _Optional[bytes] = ..., tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., has_reward: _Optional[bool] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., busy_micros: _Optional[int] = ..., resident: _Optional[bool] = ..., base_tokens: _Optional[int] = ...) -> None: ...
 
 class Failures(_message.Message):
     __slots__ = ("items",)

@@ -1,0 +1,112 @@
+"""The scheduler's process: `python -m roll_operator.scheduler`, configured by its environment.
+
+Ends with 0 when it is told to stop, with 2 and one line `error: ...` when a user has to act (a port in
+use, a disk that is full or read-only), and with a traceback only for a defect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from roll_api import RLJob
+from roll_wire import control_pb2_grpc, session_pb2_grpc, trainer_pb2_grpc
+from roll_wire.channel import SERVER_OPTIONS
+
+from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
+from roll_operator.scheduler.refusals import Refusals
+from roll_operator.scheduler.replay import ReplayHub
+from roll_operator.scheduler.service import ControlService, Hub, SessionService, TrainerService
+from roll_operator.scheduler.settings import Settings
+
+log = logging.getLogger("roll_operator.scheduler")
+
+
+async def serve(job: RLJob, job_uid: str, ledger: Path, listen: str) -> None:
+    hub = Hub(SqliteLedger(ledger, Settings.from_job(job)))
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals()])
+    session_pb2_grpc.add_SessionServicer_to_server(SessionService(hub, job_uid), server)
+    trainer_pb2_grpc.add_TrainerServicer_to_server(TrainerService(hub), server)
+    control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub), server)
+    alive = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(alive, server)
+    await alive.set("", health_pb2.HealthCheckResponse.SERVING)
+    await _run(server, listen, hub)
+
+
+async def serve_replay(job: RLJob, ledger: Path, listen: str) -> None:
+    hub = ReplayHub(ledger, Settings.from_job(job))
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals()])
+    session_pb2_grpc.add_SessionServicer_to_server(hub.session, server)
+    trainer_pb2_grpc.add_TrainerServicer_to_server(hub, server)
+    await _run(server, listen, None)
+
+
+async def _run(server: grpc.aio.Server, listen: str, hub: Hub | None) -> None:
+    """Serve until SIGTERM, or until the ledger can't be written."""
+    try:
+        server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise LedgerError(
+            f"the scheduler cannot listen on {listen}: is the port in use?"
+        ) from error
+    await server.start()
+    log.info("listening on %s", listen)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    waiting: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
+    if hub is not None:
+        waiting.append(asyncio.create_task(hub.run(), name="pump"))
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await server.stop(grace=0.2)
+    for task in waiting:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    env = os.environ
+    missing = [n for n in ("ROLL_SPEC", "ROLL_STORAGE", "ROLL_LISTEN") if not env.get(n)]
+    if missing:
+        print(f"error: set {', '.join(missing)}: the operator does so", file=sys.stderr)
+        return 2
+    job = RLJob.from_json(Path(env["ROLL_SPEC"]).read_text())
+    ledger = Path(env["ROLL_STORAGE"]) / "ledger"
+    try:
+        if "--replay" in sys.argv[1:]:
+            uvloop.run(serve_replay(job, ledger, env["ROLL_LISTEN"]))
+        else:
+            uvloop.run(serve(job, env.get("ROLL_JOB_UID", ""), ledger, env["ROLL_LISTEN"]))
+    except (LedgerError, OSError, sqlite3.Error) as error:
+        print(f"error: {_explain(error, ledger)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _explain(error: Exception, ledger: Path) -> str:
+    if isinstance(error, LedgerError):
+        return str(error)
+    return (
+        f"the ledger in {ledger} cannot be written: {error}. Nothing that was acknowledged is lost; "
+        "make room or make it writable, then run the same command again"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Who gets a unit: workers with credit, the least loaded first, in rotation among equals.
+
+Invariant: a worker never holds more units than it gave credits for, and a unit suspected of having
+killed a worker never shares one with more company than it is allowed.
+
+Units that wait are served: validation first (it pins a version), then next turns of running samples,
+then the lowest step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roll_operator.scheduler.lifecycle import Lease, SampleState, Unit
+
+# A unit that fits no worker is stepped over; after this many the queue is left for the next turn.
+MAX_MISSES = 16
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker process. `load` counts the units it holds: leases, and episodes between turns."""
+
+    id: str
+    pod: str
+    pod_uid: str
+    role: str
+    pool: str
+    credits: int
+    version: int | None = None  # of the current lineage
+    announced: int | None = None  # newest version it was told of
+    connected: bool = True
+    draining: bool = False
+    last_seen: float = 0.0
+    lost_at: float | None = None  # when its leases go back, unless it reconnects
+    leases: dict[int, Lease] = field(default_factory=dict)
+    residents: set[tuple[int, int]] = field(default_factory=set)
+    load: int = 0
+    company: int = 0  # the smallest company that a unit here demands; 0: none
+    stamp: int = 0
+    silent: bool = False
+    rank: int = 0
+    counted_free: int = 0
+    counted_version: int | None = None
+    address: str = ""
+
+    @property
+    def free(self) -> int:
+        if not self.connected or self.draining or self.silent:
+            return 0
+        limit = min(self.credits, self.company) if self.company else self.credits
+        return max(0, limit - self.load)
+
+
+class Pool:
+    """The workers that serve one kind of stage, and the units that wait for them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.workers: dict[str, Worker] = {}
+        self.waiting: list[tuple[int, int, int, Unit]] = []
+        self.pinned: list[tuple[int, int, int, Unit]] = []
+        self.suspects: list[Unit] = []
+        self.queued = 0  # units that wait, in all three
+        self.free_by_version: Counter[int | None] = Counter()
+        self._candidates: list[tuple[int, int, Worker]] = []
+        self._stamp = 0
+
+    def offer(self, worker: Worker) -> None:
+        """The worker's load, credit or version changed: put it where it now belongs."""
+        free = worker.free
+        self.free_by_version[worker.counted_version] -= worker.counted_free
+        worker.counted_free, worker.counted_version = free, worker.version
+        self.free_by_version[worker.version] += free
+        self._stamp += 1
+        worker.stamp = self._stamp
+        if free > 0:
+            heapq.heappush(self._candidates, (worker.load, self._stamp, worker))
+        if len(self._candidates) > 4 * len(self.workers) + 64:
+            self._candidates = [e for e in self._candidates if e[2].stamp == e[1]]
+            heapq.heapify(self._candidates)
+
+    def add(self, worker: Worker) -> None:
+        self.workers[worker.id] = worker
+        self.offer(worker)
+
+    def remove(self, worker: Worker) -> None:
+        worker.connected = False
+        self.offer(worker)
+        self.workers.pop(worker.id, None)
+
+    def free(self, at_least: int | None = None) -> int:
+        """Free credits of the workers at this version or newer (None: of all)."""
+        if at_least is None:
+            return sum(self.free_by_version.values())
+        return sum(n for v, n in self.free_by_version.items() if v is not None and v >= at_least)
+
+    def enqueue(self, unit: Unit, ticket: int) -> None:
+        unit.ticket = ticket
+        self.queued += 1
+        if unit.company:
+            self.suspects.append(unit)
+            return
+        running = 0 if unit.turn or unit.kept else 1
+        queue = self.waiting if unit.group.validation is None else self.pinned
+        heapq.heappush(queue, (running, unit.group.step, ticket, unit))
+
+    def withdraw(self, unit: Unit) -> None:
+        """The unit no longer waits here; its place in the queue is void."""
+        unit.ticket = 0
+        self.queued -= 1
+
+    def assign(
+        self, fits: Callable[[Unit, Worker], bool], grant: Callable[[Unit, Worker], None]
+    ) -> None:
+        """Hand out as many waiting units as credits allow."""
+        if not self.queued or not self._candidates:
+            return
+        if self.suspects:
+            waiting, self.suspects = self.suspects, []
+            for unit in waiting:
+                if unit.state is not SampleState.WAITING or not unit.ticket:
+                    continue
+                if not self._hand_out(unit, fits, grant):
+                    self.suspects.append(unit)
+        for queue in (self.pinned, self.waiting):
+            missed: list[tuple[int, int, int, Unit]] = []
+            while queue and self._candidates and len(missed) < MAX_MISSES:
+                entry = heapq.heappop(queue)
+                unit = entry[3]
+                if unit.ticket != entry[2] or unit.state is not SampleState.WAITING:
+                    continue
+                if not self._hand_out(unit, fits, grant):
+                    missed.append(entry)
+            for entry in missed:
+                heapq.heappush(queue, entry)
+
+    def _hand_out(
+        self,
+        unit: Unit,
+        fits: Callable[[Unit, Worker], bool],
+        grant: Callable[[Unit, Worker], None],
+    ) -> bool:
+        aside = []
+        chosen = None
+        candidates = self._candidates
+        while candidates:
+            entry = heapq.heappop(candidates)
+            worker = entry[2]
+            if worker.stamp != entry[1] or worker.free <= 0:
+                continue
+            if fits(unit, worker) and not (unit.company and worker.load >= unit.company):
+                chosen = worker
+                break
+            aside.append(entry)
+        for entry in aside:
+            heapq.heappush(candidates, entry)
+        if chosen is None:
+            return False
+        self.queued -= 1
+        unit.ticket = 0
+        grant(unit, chosen)
+        return True

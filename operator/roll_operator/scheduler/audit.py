@@ -1,0 +1,283 @@
+"""`roll ledger verify`: from the ledger alone, does every sample have exactly one end?
+
+It reads one consistent snapshot, also of a job that is under way, and recomputes what the scheduler
+recorded: dense ids, slots held once, batches and their chained digests, seals of ended groups, counters.
+A row that was deleted, doubled, moved or altered shows up as a problem with its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roll_operator.scheduler import batching, groups
+from roll_operator.scheduler.ledger import rows
+from roll_operator.scheduler.ledger.segments import SegmentStore
+from roll_operator.scheduler.ledger.sqlite import connect, read_batch, read_meta
+from roll_operator.scheduler.lifecycle import (
+    LIVE_GROUPS,
+    BatchState,
+    Group,
+    GroupState,
+    Part,
+    SampleState,
+)
+from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.state import Batch
+
+TRAINED = (BatchState.TRAINED, BatchState.COMMITTED)
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was found. No problems: nothing was lost and nothing was trained twice."""
+
+    problems: list[str] = field(default_factory=list)
+    admitted: int = 0
+    trained: int = 0
+    live: int = 0
+    lost: int = 0
+    trained_twice: int = 0
+    evaluated: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    redone: int = 0
+    staleness_max: int = 0
+    steps: int = 0
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
+
+
+def verify(folder: Path, settings: Settings, *, payloads: bool = True) -> Audit:
+    """Audit the ledger in `folder`. `payloads` also reads every payload and compares checksums."""
+    db = connect(folder / "ledger.sqlite", read_only=True)
+    store = SegmentStore(folder / "segments") if payloads else None
+    try:
+        db.execute("BEGIN")
+        return audit(db, settings, store)
+    finally:
+        db.close()
+        if store is not None:
+            store.close()
+
+
+def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None = None) -> Audit:
+    found = Audit()
+    meta = read_meta(db)
+    counters: Counter[str] = Counter(meta.get("counters", {}))
+    ids = [i for (i,) in db.execute("SELECT id FROM groups ORDER BY id")]
+    known = rows.read_groups(db, settings.graph, ids)
+    batches = [
+        read_batch(row)
+        for row in db.execute("SELECT * FROM batches ORDER BY lineage, step, edition")
+    ]
+    folds = list(db.execute("SELECT step, groups, samples, ends FROM folds ORDER BY id"))
+    folded_ids = [i for _, packed, _, _ in folds for i in _unpack(packed)]
+    _check_ids(found, ids, folded_ids, int(meta.get("next_group", 1)))
+    found.admitted = sum(g.size for g in known) + sum(samples for _, _, samples, _ in folds)
+    if found.admitted != counters["samples"]:
+        found.problem(
+            f"{counters['samples']} samples were admitted, {found.admitted} are on record"
+        )
+    _check_batches(found, settings, batches, {g.id: g for g in known}, set(folded_ids))
+    _check_slots(found, known)
+    for group in known:
+        _check_group(found, group)
+    _check_orphans(found, db)
+    _check_ends(found, known, [json.loads(ends) for _, _, _, ends in folds], batches, counters)
+    if store is not None:
+        _check_payloads(found, known, store)
+    found.redone = counters["redone"]
+    found.steps = max((b.step for b in batches if b.state in TRAINED), default=0)
+    found.lost = max(
+        0,
+        counters["samples"] - found.trained - found.live - found.evaluated
+        - sum(found.dropped.values()),
+    )  # fmt: skip
+    if found.lost:
+        found.problem(f"{found.lost} samples have no end and are not in flight")
+    return found
+
+
+def _unpack(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // 8}q", packed)
+
+
+def _check_ids(found: Audit, ids: list[int], folded: list[int], following: int) -> None:
+    counted = Counter(itertools.chain(ids, folded))
+    for group, n in counted.items():
+        if n > 1:
+            found.problem(f"group {group} is on record {n} times")
+    missing = [i for i in range(1, following) if i not in counted]
+    if missing:
+        found.problem(f"groups are missing: {_some(missing)}")
+    extra = [i for i in counted if not 1 <= i < following]
+    if extra:
+        found.problem(f"groups that were never admitted: {_some(extra)}")
+
+
+def _check_batches(
+    found: Audit,
+    settings: Settings,
+    batches: list[Batch],
+    known: dict[int, Group],
+    folded: set[int],
+) -> None:
+    current = [b for b in batches if b.state not in (BatchState.POISON, BatchState.ABANDONED)]
+    by_step: dict[int, Batch] = {}
+    for batch in current:
+        if batch.step in by_step:
+            found.problem(f"step {batch.step} has two batches")
+        by_step[batch.step] = batch
+    for step in range(1, max(by_step, default=0) + 1):
+        if step not in by_step:
+            found.problem(f"step {step} has no batch")
+    where: dict[int, int] = {}
+    for batch in current:
+        for member in batch.group_ids:
+            if member in where:
+                found.trained_twice += settings.group_size
+                found.problem(f"group {member} is in step {where[member]} and in step {batch.step}")
+            where[member] = batch.step
+    for batch in batches:
+        _check_batch(found, settings, batch, known, folded, by_step)
+    for group in known.values():
+        listed = any(group.id in b.group_ids for b in batches if b.step == group.step)
+        if group.state is GroupState.BATCHED and not listed:
+            found.problem(f"group {group.id} says step {group.step}, whose batch does not list it")
+
+
+def _check_batch(
+    found: Audit, settings: Settings, batch: Batch, known: dict[int, Group], folded: set[int],
+    by_step: dict[int, Batch],
+) -> None:  # fmt: skip
+    name = f"batch {batch.step}"
+    if batch.state not in (BatchState.POISON, BatchState.ABANDONED):
+        before = by_step.get(batch.step - 1)
+        if before is not None and batch.previous != before.digest:
+            found.problem(f"{name} is not chained to batch {batch.step - 1}")
+        if batch.oldest is not None:
+            age = batch.step - 1 - batch.oldest
+            found.staleness_max = max(found.staleness_max, age)
+            if not 0 <= age <= settings.max_staleness:
+                found.problem(f"{name} holds a token of version {batch.oldest}")
+    members = [known[i] for i in batch.group_ids if i in known]
+    if len(members) < len(batch.group_ids):
+        lost = [i for i in batch.group_ids if i not in known and i not in folded]
+        if lost:
+            found.problem(f"{name} lists groups that are not on record: {_some(lost)}")
+        return
+    if batch.state is BatchState.POISON:
+        return  # its groups have seals of their own
+    if batching.digest(batch.previous, batch.lineage, batch.step, members) != batch.digest:
+        found.problem(f"{name} is not what was recorded: its digest differs")
+    for group in members:
+        if group.state is not GroupState.BATCHED or group.step != batch.step:
+            found.problem(f"{name} lists group {group.id}, which is {group.state.name.lower()}")
+        for unit in group.kept:
+            where = f"sample {group.id}.{unit.index} of {name}"
+            if unit.state is not SampleState.SCORED or unit.reward is None:
+                found.problem(f"{where} has no reward")
+            if unit.oldest is not None and unit.newest is not None:
+                first, last = batch.step - 1 - settings.max_staleness, batch.step - 1
+                if unit.oldest < first or unit.newest > last:
+                    found.problem(
+                        f"{where} has tokens of versions {unit.oldest}..{unit.newest}, "
+                        f"allowed are {max(0, first)}..{last}"
+                    )
+
+
+def _check_slots(found: Audit, known: list[Group]) -> None:
+    held: dict[tuple[int, int, int], int] = {}
+    for group in known:
+        if group.state in LIVE_GROUPS and group.validation is None:
+            place = (group.lineage, group.step, group.slot)
+            if place in held:
+                found.problem(f"groups {held[place]} and {group.id} hold one slot {place[1:]}")
+            held[place] = group.id
+
+
+def _check_group(found: Audit, group: Group) -> None:
+    ended = group.state not in (*LIVE_GROUPS, GroupState.BATCHED)
+    if ended and groups.seal(group) != group.seal:
+        found.problem(f"group {group.id} ({group.state.name.lower()}) was altered: seal differs")
+    if group.state is GroupState.OPEN and group.unfinished == 0:
+        found.problem(f"group {group.id} is open, but every sample has its end")
+    if group.state is GroupState.READY and any(u.reward is None for u in group.kept):
+        found.problem(f"group {group.id} is ready, but a sample has no reward")
+
+
+def _check_orphans(found: Audit, db: sqlite3.Connection) -> None:
+    for table in ("parts", "units"):
+        query = (
+            f"SELECT DISTINCT group_id FROM {table} t"
+            " WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.id = t.group_id)"
+        )
+        orphans = [i for (i,) in db.execute(query)]
+        if orphans:
+            found.problem(f"{table} of groups that are not on record: {_some(orphans)}")
+    beyond = (
+        "SELECT DISTINCT p.group_id FROM parts p JOIN groups g ON g.id = p.group_id"
+        " WHERE p.idx >= g.size"
+    )
+    strays = [i for (i,) in db.execute(beyond)]
+    if strays:
+        found.problem(f"parts of samples that were never admitted, in groups {_some(strays)}")
+
+
+def _check_ends(
+    found: Audit, known: list[Group], folded: list[dict[str, int]], batches: list[Batch],
+    counters: Counter[str],
+) -> None:  # fmt: skip
+    ends: Counter[str] = Counter(rows.sample_ends(known))
+    for part in folded:
+        ends.update(part)
+    recorded = {n: c for n, c in counters.items() if c and _is_end(n)}
+    for name in sorted(ends.keys() | recorded.keys()):
+        if ends[name] != recorded.get(name, 0):
+            found.problem(f"{recorded.get(name, 0)} samples ended as {name}, found {ends[name]}")
+    found.evaluated = ends.pop("evaluated", 0)
+    found.dropped = {n: c for n, c in ends.items() if c}
+    for batch in batches:
+        if batch.state in TRAINED:
+            found.trained += batch.samples
+        elif batch.state is BatchState.BATCHED:
+            found.live += batch.samples
+        elif batch.state is BatchState.ABANDONED:
+            name = "cancelled.lineage"
+            found.dropped[name] = found.dropped.get(name, 0) + batch.samples
+    found.live += sum(len(g.kept) for g in known if g.state in LIVE_GROUPS)
+
+
+def _is_end(name: str) -> bool:
+    return name.split(".")[0] in ("failed", "cancelled", "filtered", "evaluated")
+
+
+def _check_payloads(found: Audit, known: list[Group], store: SegmentStore) -> None:
+    for group, index, part in _parts(known):
+        try:
+            payload = store.read(part.ref)
+        except OSError as error:
+            found.problem(f"payload of {group}.{index} {part.stage}: {error.strerror}")
+            continue
+        if len(payload) != part.ref.length or zlib.crc32(payload) != part.ref.checksum:
+            found.problem(f"payload of {group}.{index} {part.stage} is damaged")
+
+
+def _parts(known: list[Group]) -> Iterator[tuple[int, int, Part]]:
+    for group in known:
+        for unit in group.units if group.lead is None else [group.lead, *group.units]:
+            for part in unit.parts:
+                yield group.id, unit.index, part
+
+
+def _some(values: list[int], limit: int = 8) -> str:
+    text = ", ".join(str(v) for v in values[:limit])
+    return text + (f" and {len(values) - limit} more" if len(values) > limit else "")

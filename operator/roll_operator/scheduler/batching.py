@@ -1,0 +1,149 @@
+"""Which groups form the batch of step N, and which share of it a rank gets.
+
+Invariant: batches are recorded in order, each group is in at most one of them, and a group whose
+oldest token does not allow step N is never in batch N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+
+from roll_operator.scheduler import groups
+from roll_operator.scheduler.lifecycle import Cause, Group, GroupState, move
+from roll_operator.scheduler.state import Batch, JobState
+
+
+def try_form(state: JobState, now: float) -> Batch | None:
+    """Form batch F if the trainer asks for it and it is, or by exchanges can be made, complete."""
+    step = state.first_open_step
+    if state.asked != step or state.ending or state.finished or state.error:
+        return None
+    held = state.slots.of(step)
+    if state.slots.ready[step] < state.settings.groups_per_step and not _exchange(state, step, now):
+        return None
+    return _record(state, step, [held[slot] for slot in sorted(held)], now)
+
+
+def _exchange(state: JobState, step: int, now: float) -> bool:
+    """Fill every unfinished or free slot of `step` with a ready group of a later step.
+
+    An unfinished group takes the ready one's place, at most at step oldest + 1 + S, the tightest
+    first. Either all of them find one, or nothing is changed.
+    """
+    slots, settings = state.slots, state.settings
+    missing = settings.groups_per_step - slots.ready[step]
+    if sum(n for later, n in slots.ready.items() if later > step) < missing:
+        return False
+    ready = iter(
+        [
+            group
+            for later in slots.steps()
+            if later > step
+            for _, group in sorted(slots.of(later).items())
+            if group.state is GroupState.READY
+        ]
+    )
+    late = [g for g in slots.of(step).values() if g.state is not GroupState.READY]
+    late.sort(key=lambda g: (_latest_step(g, settings.max_staleness), g.slot))
+    swaps: list[tuple[Group | None, Group]] = []
+    for group in late:
+        taken = next(ready)
+        if taken.step > _latest_step(group, settings.max_staleness) and not settings.late_drop:
+            return False
+        swaps.append((group, taken))
+    swaps += [(None, next(ready)) for _ in range(missing - len(late))]
+    for unfinished, taken in swaps:
+        _swap(state, step, unfinished, taken, now)
+    return True
+
+
+def _latest_step(group: Group, max_staleness: int) -> float:
+    oldest = group.oldest()
+    return math.inf if oldest is None else oldest + 1 + max_staleness
+
+
+def _swap(state: JobState, step: int, late: Group | None, ready: Group, now: float) -> None:
+    later, place = ready.step, ready.slot
+    state.slots.release(ready)
+    if late is None:
+        slot = state.slots.lowest_free(step)
+        assert slot is not None
+    else:
+        slot = late.slot
+        if later > _latest_step(late, state.settings.max_staleness):
+            groups.end(state, late, GroupState.CANCELLED, Cause.STALE, now)
+        else:
+            state.slots.release(late)
+            state.slots.place(late, later, place)
+            state.touch(late)
+    state.slots.place(ready, step, slot)
+    state.touch(ready)
+
+
+def _record(state: JobState, step: int, members: list[Group], now: float) -> Batch:
+    before = state.batches.get(step - 1)
+    edition = state.counters[f"editions.{state.lineage}.{step}"]
+    samples = [u for g in members for u in g.kept]
+    ages = [step - 1 - u.oldest for u in samples if u.oldest is not None]
+    batch = Batch(
+        lineage=state.lineage,
+        step=step,
+        edition=edition,
+        group_ids=tuple(g.id for g in members),
+        samples=len(samples),
+        tokens=sum(u.tokens for u in samples),
+        previous=before.digest if before else b"",
+        digest=b"",
+        oldest=min((u.oldest for u in samples if u.oldest is not None), default=None),
+        formed=now,
+        groups=members,
+        reward=math.fsum(u.reward or 0.0 for u in samples) / len(samples),
+        staleness=sum(ages) / len(ages) if ages else 0.0,
+    )
+    batch.digest = digest(batch.previous, batch.lineage, step, members)
+    for group in members:
+        move(group, GroupState.BATCHED)
+        del state.groups[group.id]
+        state.touch(group)
+    state.slots.forget(step)
+    state.batches[step] = batch
+    state.record_batch(batch)
+    state.formed = step
+    state.asked = 0
+    state.filtered_in_step = 0
+    if ages:
+        state.counters["staleness_max"] = max(state.counters["staleness_max"], max(ages))
+    return batch
+
+
+def digest(previous: bytes, lineage: int, step: int, members: Sequence[Group]) -> bytes:
+    """Of the batch and, through `previous`, of every batch before it."""
+    chained = hashlib.blake2b(previous, digest_size=16)
+    chained.update(struct.pack("<qq", lineage, step))
+    for group in members:
+        chained.update(struct.pack("<qqq", group.id, group.position, group.slot))
+        chained.update(groups.contents(group))
+    return chained.digest()
+
+
+def share(tokens: Sequence[int], rank: int, world: int) -> list[int]:
+    """The positions of a batch that a rank trains: equally many for each, balanced by tokens.
+
+    Longest first, each to the rank with the fewest tokens that still has room. Pure: the same batch
+    and world give the same shares, whoever asks.
+    """
+    if world == 1:
+        return list(range(len(tokens)))
+    room = [len(tokens) // world + (1 if r < len(tokens) % world else 0) for r in range(world)]
+    load = [0] * world
+    mine: list[int] = []
+    for position in sorted(range(len(tokens)), key=lambda p: (-tokens[p], p)):
+        chosen = min((r for r in range(world) if room[r]), key=lambda r: (load[r], r))
+        room[chosen] -= 1
+        load[chosen] += tokens[position]
+        if chosen == rank:
+            mine.append(position)
+    return sorted(mine)

@@ -1,0 +1,98 @@
+"""The scheduler's turn: draw consequences, form batches, admit, assign.
+
+Everything here and below is pure: time comes in as `now`, payloads go to an injected store, and what
+must be written or sent is taken from `JobState.take`. The service around it owns sockets and disks;
+the simulator and the tests drive the very same functions in virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+
+from roll_operator.scheduler import (
+    admission,
+    batching,
+    flow,
+    groups,
+    presence,
+    training,
+    validation,
+)
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.lifecycle import Cause, Stage, Unit
+from roll_operator.scheduler.state import JobState
+
+
+def dispatch(state: JobState, now: float) -> None:
+    """Call after any number of events: afterwards nothing that could happen waits."""
+    groups.settle(state, now)
+    if not state.finished:
+        validation.advance(state, now)
+        batching.try_form(state, now)
+        _finish(state, now)
+    if state.finished or state.error:
+        return
+    training.announce(state)
+    admission.admit(state, now)
+    if now >= state.resume_at:
+        _assign(state, now)
+
+
+def _assign(state: JobState, now: float) -> None:
+    def fits(unit: Unit, worker: Worker) -> bool:
+        if unit.stage != Stage.GENERATE:
+            return True
+        if worker.version is None:
+            return False
+        needed = state.min_version(unit.group)
+        if unit.group.validation is not None:
+            return worker.version == needed
+        return worker.version >= needed or (worker.announced or -1) >= needed
+
+    def grant(unit: Unit, worker: Worker) -> None:
+        flow.grant(state, unit, worker, now)
+
+    for pool in state.pools.values():
+        pool.assign(fits, grant)
+
+
+def _finish(state: JobState, now: float) -> None:
+    """The job ends when its last step is committed and the last validation is done."""
+    last = state.reported if state.ending else state.settings.steps
+    committed = state.checkpoints[-1].step if state.checkpoints else -1
+    if state.reported < last or committed < last or state.published is None:
+        return
+    if not state.ending and (
+        state.published < last or any(not v.finished for v in state.validations)
+    ):
+        return
+    state.finished = state.ending or "complete"
+    training.cancel_live(state, now, Cause.JOB_ENDED)
+    groups.settle(state, now)
+    for worker in state.workers.values():
+        state.out.drains[worker.id] = state.finished
+
+
+def tick(state: JobState, now: float) -> None:
+    """Call about once a second, before `dispatch`."""
+    presence.watch(state, now)
+    _explain_waiting(state, now)
+
+
+def _explain_waiting(state: JobState, now: float) -> None:
+    """A trainer that waits for one long sample is told so, with the staleness that would end it."""
+    state.notices.pop("waiting", None)
+    step = state.asked
+    batches = sorted(b.formed for b in state.batches.values())[-8:]
+    if not step or step != state.first_open_step or len(batches) < 2:
+        return
+    period = (batches[-1] - batches[0]) / (len(batches) - 1)
+    late = [g for g in state.slots.of(step).values() if g.unfinished]
+    if not late or period <= 0 or now - batches[-1] < 3 * period + 1:
+        return
+    oldest = min(late, key=lambda g: g.admitted)
+    needed = math.ceil((now - oldest.admitted) / period)
+    state.notices["waiting"] = (
+        f"step {step} waits for group {oldest.id}, under way for {now - oldest.admitted:.1f} s; "
+        f"rollout.maxStaleness {needed} would hide such a sample (now {state.settings.max_staleness})"
+    )

@@ -1,0 +1,255 @@
+"""A group's fate: opened, complete when every sample is scored, then kept, filtered, failed, cancelled.
+
+Invariant: a group that ends before it is batched frees its slot in the same transaction, and the
+filter's decision is taken once and recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import struct
+
+from roll_operator.scheduler import flow
+from roll_operator.scheduler.lifecycle import (
+    POOL_OF,
+    SAMPLE_ENDS,
+    Cause,
+    Group,
+    GroupState,
+    SampleState,
+    Stage,
+    Unit,
+    live_leases,
+    move,
+    move_unit,
+)
+from roll_operator.scheduler.state import JobState, Validation
+
+# Groups that fail for good one after the other, in multiples of a step, before the job is given up.
+HOPELESS_STEPS = 2
+
+
+def open_group(
+    state: JobState, now: float, *, position: int, validation: int | None = None
+) -> Group:
+    group = Group(
+        id=state.next_group,
+        lineage=state.lineage,
+        position=position,
+        admitted=now,
+        validation=validation,
+    )
+    state.next_group += 1
+    state.groups[group.id] = group
+    state.count("groups")
+    state.touch(group)
+    return group
+
+
+def start(state: JobState, group: Group, samples: int, now: float) -> None:
+    """Give the group its samples and put them in line for their first stage."""
+    for _ in range(samples):
+        _add_sample(state, group)
+    if state.settings.graph.group_reset:
+        group.lead = Unit(group, -1, state.settings.graph.first(), since=now)
+        flow.enqueue(state, group.lead, now)
+    else:
+        for unit in group.units:
+            flow.enqueue(state, unit, now)
+
+
+def _add_sample(state: JobState, group: Group) -> Unit:
+    unit = Unit(group, group.size, state.settings.graph.first())
+    group.units.append(unit)
+    group.unfinished += 1
+    state.pre_policy += 1
+    state.count("samples")
+    return unit
+
+
+def settle(state: JobState, now: float) -> None:
+    """Draw the consequences of every sample that was scored or failed for good."""
+    while state.scored or state.failed:
+        scored, state.scored = state.scored, []
+        failed, state.failed = state.failed, []
+        for unit in scored:
+            _sample_scored(state, unit.group, now)
+        for unit, cause in failed:
+            if unit.group.state is GroupState.OPEN and unit.state is SampleState.WAITING:
+                _sample_failed(state, unit, cause, now)
+
+
+def _sample_scored(state: JobState, group: Group, now: float) -> None:
+    group.unfinished -= 1
+    if group.unfinished or group.state is not GroupState.OPEN:
+        return
+    move(group, GroupState.COMPLETE)
+    state.failed_in_row = 0
+    if group.validation is not None:
+        end(state, group, GroupState.EVALUATED, "", now)
+    elif _filtered_out(state, group):
+        end(state, group, GroupState.FILTERED, "", now)
+    else:
+        move(group, GroupState.READY)
+        state.slots.now_ready(group)
+        state.touch(group)
+
+
+def _filtered_out(state: JobState, group: Group) -> bool:
+    """The filter's one decision about this group; an exhausted budget overrules it."""
+    settings = state.settings
+    rewards = [u.reward for u in group.kept if u.reward is not None]
+    if keeps(settings.filter_by, settings.filter_above, settings.filter_below, rewards):
+        return False
+    if state.filtered_in_step < settings.filter_budget * settings.groups_per_step:
+        state.filtered_in_step += 1
+        return True
+    waits = (
+        f"{state.filtered_in_step} groups were filtered while step {state.first_open_step} "
+        f"waited for {settings.groups_per_step}"
+    )
+    state.notices["filter"] = f"filter budget exhausted ({settings.on_exhausted}): {waits}"
+    if settings.on_exhausted == "Complete":
+        state.ending = state.ending or f"filter budget exhausted: {waits}"
+    elif settings.on_exhausted == "Fail":
+        state.error = state.error or (
+            f"filter budget exhausted: {waits}; loosen rollout.filter or raise its budget"
+        )
+    return False
+
+
+def keeps(by: str, above: float, below: float, rewards: list[float]) -> bool:
+    """Whether above < figure < below, for the mean or the standard deviation of a group's rewards."""
+    if by == "none":
+        return True
+    figure = statistics.fmean(rewards) if by == "mean" else statistics.pstdev(rewards)
+    return above < figure < below
+
+
+def _sample_failed(state: JobState, unit: Unit, cause: Cause, now: float) -> None:
+    """A sample failed for good: a new one takes its place, or its group fails with it."""
+    group = unit.group
+    if unit.index < 0:
+        end(state, group, GroupState.FAILED, cause, now)
+        return
+    _detach(state, unit)
+    _end_unit(state, unit, SampleState.FAILED, cause)
+    group.unfinished -= 1
+    replacements = group.size - state.settings.group_size
+    if group.validation is None and replacements < state.settings.max_replacements:
+        fresh = _add_sample(state, group)
+        state.touch(group)
+        if group.lead is not None:
+            fresh.stage = Stage.GENERATE
+            state.pre_policy -= 1
+        flow.enqueue(state, fresh, now)
+        return
+    end(state, group, GroupState.FAILED, cause, now)
+
+
+def _end_unit(state: JobState, unit: Unit, to: SampleState, cause: str) -> None:
+    move_unit(unit, to)
+    unit.cause = str(cause)
+    state.count(f"{to.name.lower()}.{cause}")
+    state.touch_unit(unit)
+
+
+def _detach(state: JobState, unit: Unit) -> None:
+    """The unit waits nowhere and lives nowhere any more."""
+    if unit.ticket:
+        state.pool(POOL_OF[Stage(unit.stage)]).withdraw(unit)
+    if unit.index >= 0 and unit.stage == Stage.RESET and unit.state not in SAMPLE_ENDS:
+        state.pre_policy -= 1
+    flow.leave(state, unit, tell=True)
+
+
+def end(state: JobState, group: Group, to: GroupState, cause: str, now: float) -> None:
+    """The group's one end. Leases are cancelled, its slot is free, its row is sealed."""
+    for lease in live_leases(group):
+        state.out.cancels.setdefault(lease.worker, []).append(lease.id)
+        flow.release(state, lease)
+    for unit in group.units if group.lead is None else [*group.units, group.lead]:
+        _detach(state, unit)
+    if to is GroupState.FAILED:
+        own = any(u.state is SampleState.FAILED for u in group.units)
+        for unit in group.kept:
+            if own:
+                _end_unit(state, unit, SampleState.CANCELLED, Cause.SIBLING)
+            else:
+                _end_unit(state, unit, SampleState.FAILED, cause)
+        state.failed_in_row += 1
+    else:
+        name = to.name.lower()
+        state.count(f"{name}.{cause}" if cause else name, len(group.kept))
+    if group.validation is None:
+        state.slots.release(group)
+    else:
+        _evaluated(state, group, to)
+    move(group, to)
+    group.cause = str(cause)
+    group.ended_step = state.first_open_step
+    group.ended = now
+    group.seal = seal(group)
+    state.groups.pop(group.id, None)
+    state.touch(group)
+    _give_up_if_hopeless(state)
+
+
+def _evaluated(state: JobState, group: Group, to: GroupState) -> None:
+    for validation in state.validations:
+        if not validation.finished and validation.version == group.validation:
+            _add_to(validation, group, to)
+            state.record_validation(validation)
+            return
+
+
+def _add_to(validation: Validation, group: Group, to: GroupState) -> None:
+    validation.done += 1
+    if to is GroupState.EVALUATED:
+        rewards = [u.reward for u in group.kept if u.reward is not None]
+        validation.total_reward += sum(rewards)
+        validation.scored += len(rewards)
+    validation.finished = validation.done >= validation.groups
+
+
+def _give_up_if_hopeless(state: JobState) -> None:
+    limit = max(8, HOPELESS_STEPS * state.settings.groups_per_step)
+    if state.failed_in_row >= limit and not state.error:
+        state.error = (
+            f"{state.failed_in_row} groups failed one after the other and none came through; "
+            f"last: {state.last_failure}"
+        )
+
+
+def seal(group: Group) -> bytes:
+    """A digest of the group's end and of all that its samples hold: what `verify` recomputes."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(
+        struct.pack(
+            "<qqqqqq",
+            group.id,
+            group.lineage,
+            group.position,
+            int(group.state),
+            group.ended_step,
+            -1 if group.validation is None else group.validation,
+        )
+    )
+    digest.update(group.cause.encode())
+    digest.update(contents(group))
+    return digest.digest()
+
+
+def contents(group: Group) -> bytes:
+    """Samples in order, with the checksums of their parts: the group's part of every digest."""
+    digest = hashlib.blake2b(digest_size=16)
+    for unit in group.units if group.lead is None else [group.lead, *group.units]:
+        ended = int(unit.state) if unit.state in SAMPLE_ENDS else 0
+        digest.update(struct.pack("<qqq", unit.index, ended, unit.life))
+        for part in unit.parts:
+            digest.update(struct.pack("<qqI", part.turn, part.lease, part.ref.checksum))
+            digest.update(part.stage.encode())
+            if part.reward is not None:
+                digest.update(struct.pack("<d", part.reward))
+    return digest.digest()

@@ -1,0 +1,149 @@
+"""From rows back to groups: what a re-opened scheduler, the audit and the story of a sample share."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from roll_operator.scheduler.lifecycle import (
+    SAMPLE_ENDS,
+    Group,
+    GroupState,
+    Part,
+    Ref,
+    SampleState,
+    Stage,
+    Unit,
+)
+from roll_operator.scheduler.stages import StageGraph
+
+CHUNK = 500  # ids per query
+
+
+def read_groups(db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int]) -> list[Group]:
+    """The groups with these ids, in this order, with all their parts of the current life."""
+    found: dict[int, Group] = {}
+    for first in range(0, len(ids), CHUNK):
+        chunk = ids[first : first + CHUNK]
+        marks = ",".join("?" * len(chunk))
+        for row in db.execute(f"SELECT * FROM groups WHERE id IN ({marks})", chunk):
+            group = _group(row, graph)
+            found[group.id] = group
+        for row in db.execute(f"SELECT * FROM units WHERE group_id IN ({marks})", chunk):
+            _own_story(found.get(row[0]), row)
+        order = "ORDER BY group_id, idx, life, no"
+        for row in db.execute(f"SELECT * FROM parts WHERE group_id IN ({marks}) {order}", chunk):
+            _add_part(found.get(row[0]), row)
+    groups = [found[i] for i in ids if i in found]
+    for group in groups:
+        _place(group, graph)
+    return groups
+
+
+def _group(row: Sequence[Any], graph: StageGraph) -> Group:
+    (gid, lineage, position, step, slot, pinned, state, cause, size, admitted, at, ended, seal) = (
+        row
+    )
+    group = Group(
+        id=gid, lineage=lineage, position=position, admitted=admitted, step=step, slot=slot,
+        validation=pinned, state=GroupState(state), cause=cause, ended_step=at, ended=ended, seal=seal,
+    )  # fmt: skip
+    group.units = [Unit(group, i, graph.first(), since=group.admitted) for i in range(size)]
+    if graph.group_reset:
+        group.lead = Unit(group, -1, graph.first(), since=group.admitted)
+    return group
+
+
+def _unit(group: Group | None, index: int) -> Unit | None:
+    if group is None:
+        return None
+    if index < 0:
+        return group.lead
+    return group.units[index] if index < group.size else None
+
+
+def _own_story(group: Group | None, row: Sequence[Any]) -> None:
+    _, index, state, cause, failures, life = row
+    unit = _unit(group, int(index))
+    if unit is None:
+        return
+    unit.failures, unit.life, unit.cause = failures, life, cause
+    if SampleState(state) in SAMPLE_ENDS:
+        unit.state = SampleState(state)
+
+
+def _add_part(group: Group | None, row: Sequence[Any]) -> None:
+    unit = _unit(group, int(row[1]))
+    if unit is not None and row[2] == unit.life:
+        unit.parts.append(part_of(row))
+
+
+def part_of(row: Sequence[Any]) -> Part:
+    (_, _, life, _, stage, turn, partial, segment, start, length, checksum, tokens, oldest, newest,
+     reward, worker, lease, at, done) = row  # fmt: skip
+    return Part(
+        stage=stage, turn=turn, ref=Ref(segment, start, length, checksum), lease=lease, tokens=tokens,
+        oldest=oldest, newest=newest, reward=reward, worker=worker, at=at, partial=bool(partial),
+        life=life, done=bool(done),
+    )  # fmt: skip
+
+
+def _place(group: Group, graph: StageGraph) -> None:
+    """Where each unit stands follows from what it has."""
+    spread = None
+    if group.lead is not None:
+        spread = _walk(group.lead, graph)
+        if group.lead.parts:
+            group.lead.state = SampleState.SCORED
+    for unit in group.units:
+        if group.lead is not None and group.lead.parts:
+            unit.stage = spread or Stage.GENERATE
+        following = _walk(unit, graph)
+        if following is None and unit.parts and unit.state not in SAMPLE_ENDS:
+            unit.state = SampleState.SCORED
+    group.unfinished = sum(u.state is SampleState.WAITING for u in group.units)
+
+
+def _walk(unit: Unit, graph: StageGraph) -> str | None:
+    """Replay the unit's parts; returns the stage that it waits for, or None when it has its reward."""
+    following: str | None = unit.stage
+    for part in unit.parts:
+        unit.tokens += part.tokens
+        unit.oldest = _least(unit.oldest, part.oldest)
+        unit.newest = _most(unit.newest, part.newest)
+        unit.since = part.at
+        if part.partial:
+            unit.kept += part.tokens
+            continue
+        unit.kept = 0
+        unit.reward = part.reward if part.reward is not None else unit.reward
+        following = graph.after(part.stage, done=part.done)
+        if following == Stage.GENERATE and part.stage == Stage.STEP:
+            unit.turn = part.turn + 1
+        if following is not None:
+            unit.stage = following
+    return following
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)
+
+
+def sample_ends(groups: Iterable[Group]) -> dict[str, int]:
+    """How the samples of ended or batched groups ended, by the names that the counters use."""
+    ends: dict[str, int] = {}
+    for group in groups:
+        for unit in group.units:
+            if unit.state in SAMPLE_ENDS:
+                name = f"{unit.state.name.lower()}.{unit.cause}"
+            elif group.state in (GroupState.OPEN, GroupState.READY, GroupState.BATCHED):
+                continue
+            else:
+                name = group.state.name.lower() + (f".{group.cause}" if group.cause else "")
+            ends[name] = ends.get(name, 0) + 1
+    return ends

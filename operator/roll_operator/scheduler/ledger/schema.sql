@@ -1,0 +1,44 @@
+-- A group: one prompt and its samples. Samples have rows of their own (units) only where their story
+-- differs from their group's: failures counted, an episode begun again, an end of their own.
+CREATE TABLE IF NOT EXISTS groups (
+  id INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, position INTEGER NOT NULL, step INTEGER NOT NULL,
+  slot INTEGER NOT NULL, validation INTEGER, state INTEGER NOT NULL, cause TEXT NOT NULL,
+  size INTEGER NOT NULL, admitted REAL NOT NULL, ended_step INTEGER NOT NULL, ended REAL NOT NULL,
+  seal BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS live_groups ON groups(state) WHERE state IN (1, 3);
+CREATE TABLE IF NOT EXISTS units (
+  group_id INTEGER, idx INTEGER, state INTEGER NOT NULL, cause TEXT NOT NULL, failures INTEGER NOT NULL,
+  life INTEGER NOT NULL, PRIMARY KEY (group_id, idx)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parts (
+  group_id INTEGER, idx INTEGER, life INTEGER, no INTEGER, stage TEXT NOT NULL, turn INTEGER NOT NULL,
+  partial INTEGER NOT NULL, segment INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL,
+  checksum INTEGER NOT NULL, tokens INTEGER NOT NULL, oldest INTEGER, newest INTEGER, reward REAL,
+  worker TEXT NOT NULL, lease INTEGER NOT NULL, at REAL NOT NULL, done INTEGER NOT NULL,
+  PRIMARY KEY (group_id, idx, life, no)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (
+  group_id INTEGER, idx INTEGER, stage TEXT, turn INTEGER, attempt INTEGER, cause TEXT, message TEXT,
+  worker TEXT, lease INTEGER, at REAL);
+CREATE INDEX IF NOT EXISTS failures_of ON failures(group_id);
+-- Step N and its ordered groups (packed 64-bit ids); `previous` chains the digests.
+CREATE TABLE IF NOT EXISTS batches (
+  lineage INTEGER, step INTEGER, edition INTEGER, state INTEGER NOT NULL, groups BLOB NOT NULL,
+  samples INTEGER NOT NULL, tokens INTEGER NOT NULL, digest BLOB NOT NULL, previous BLOB NOT NULL,
+  oldest INTEGER, attempts INTEGER NOT NULL, reward REAL NOT NULL, staleness REAL NOT NULL,
+  formed REAL NOT NULL, PRIMARY KEY (lineage, step, edition)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (
+  lineage INTEGER, step INTEGER, term INTEGER, metrics TEXT, at REAL,
+  PRIMARY KEY (lineage, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS versions (
+  lineage INTEGER, number INTEGER, term INTEGER, digest TEXT, locations TEXT,
+  PRIMARY KEY (lineage, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS checkpoints (
+  path TEXT PRIMARY KEY, lineage INTEGER, step INTEGER, digest TEXT, term INTEGER, at REAL,
+  retained INTEGER NOT NULL DEFAULT 1);
+CREATE TABLE IF NOT EXISTS validations (
+  lineage INTEGER, version INTEGER, groups INTEGER, done INTEGER, total REAL, scored INTEGER,
+  finished INTEGER, PRIMARY KEY (lineage, version)) WITHOUT ROWID;
+-- What pruned groups leave: their ids, their samples' ends, and a digest chained over their seals.
+CREATE TABLE IF NOT EXISTS folds (
+  id INTEGER PRIMARY KEY, lineage INTEGER, step INTEGER, groups BLOB NOT NULL, samples INTEGER NOT NULL,
+  ends TEXT NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

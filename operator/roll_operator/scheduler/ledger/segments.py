@@ -1,0 +1,141 @@
+"""Payloads in preallocated segment files: appended, synced once per commit, read where they lie.
+
+Invariant: a Ref that a committed row holds points at bytes that are on disk. What lies behind the last
+committed Ref of the newest segment is garbage of a crash and is written over.
+
+Preallocation keeps `fdatasync` from having to write file metadata each time.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+from roll_operator.scheduler.lifecycle import Ref
+
+SEGMENT_BYTES = 32 << 20
+
+
+class SegmentStore:
+    """`append`, `read` and `take` belong to one thread, `write` to the thread that commits."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder = folder
+        self._size = segment_bytes
+        self._files: dict[int, int] = {}
+        self._fresh: dict[tuple[int, int], bytes] = {}
+        self._writing: dict[tuple[int, int], bytes] = {}
+        self._segment = 0
+        self._offset = 0
+        self._room = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def resume(self, segment: int, offset: int) -> None:
+        """Go on behind the last committed payload."""
+        self._segment, self._offset = segment, offset
+        path = self._path(segment)
+        self._room = path.stat().st_size if path.exists() else 0
+        for stale in self._folder.glob("*.seg"):
+            if int(stale.stem) > segment:
+                stale.unlink()
+
+    def append(self, payload: bytes) -> Ref:
+        length = len(payload)
+        if self._offset + length > self._room:
+            self._segment += 1
+            self._offset = 0
+            self._room = max(self._size, length)
+        ref = Ref(self._segment, self._offset, length, zlib.crc32(payload))
+        self._fresh[self._segment, self._offset] = payload
+        self._offset += length
+        return ref
+
+    def read(self, ref: Ref) -> bytes:
+        key = (ref.segment, ref.offset)
+        held = self._fresh.get(key) or self._writing.get(key)
+        if held is not None:
+            return held
+        return os.pread(self._file(ref.segment), ref.length, ref.offset)
+
+    def take(self) -> dict[tuple[int, int], bytes]:
+        """What is to be written with the next commit; readable from memory until `done`."""
+        self._writing, self._fresh = self._fresh, {}
+        return self._writing
+
+    def done(self) -> None:
+        self._writing = {}
+
+    def write(self, payloads: dict[tuple[int, int], bytes]) -> None:
+        """Write runs of adjacent payloads at once, then sync each segment touched."""
+        touched = set()
+        run: list[bytes] = []
+        start = end = (0, 0)
+        for (segment, offset), payload in payloads.items():
+            if (segment, offset) != end or len(run) >= 1000:
+                self._write_run(start, run)
+                start, run = (segment, offset), []
+            run.append(payload)
+            end = (segment, offset + len(payload))
+            touched.add(segment)
+        self._write_run(start, run)
+        for segment in touched:
+            os.fdatasync(self._file(segment))
+
+    def _write_run(self, start: tuple[int, int], run: list[bytes]) -> None:
+        if not run:
+            return
+        segment, offset = start
+        data = b"".join(run)
+        file = self._file(segment, at_least=offset + len(data))
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(file, view, offset)
+            view = view[written:]
+            offset += written
+
+    def drop(self, segments: set[int]) -> None:
+        """These segments hold nothing that any row refers to."""
+        for segment in segments:
+            if segment >= self._segment:
+                continue
+            file = self._files.pop(segment, None)
+            if file is not None:
+                os.close(file)
+            self._path(segment).unlink(missing_ok=True)
+
+    def segments(self) -> set[int]:
+        return {int(p.stem) for p in self._folder.glob("*.seg")}
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"{segment:08d}.seg"
+
+    def _file(self, segment: int, at_least: int = 0) -> int:
+        file = self._files.get(segment)
+        if file is None:
+            path = self._path(segment)
+            new = not path.exists()
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if new:
+                try:
+                    os.posix_fallocate(file, 0, max(self._size, at_least))
+                except OSError:
+                    os.close(file)
+                    path.unlink(missing_ok=True)
+                    raise
+                _sync_folder(self._folder)
+            self._files[segment] = file
+        return file
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,292 @@
+"""The ledger in SQLite: WAL, `synchronous=FULL`, one writer.
+
+Invariant: `open` gives a scheduler exactly the state that its last commit described, in time
+proportional to what is in flight, under a term that no scheduler had before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from roll_operator.scheduler import flow
+from roll_operator.scheduler.ledger import rows
+from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, SegmentStore
+from roll_operator.scheduler.lifecycle import (
+    BatchState,
+    Group,
+    GroupState,
+    SampleState,
+    Stage,
+)
+from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.slots import Slots
+from roll_operator.scheduler.stages import StageGraph
+from roll_operator.scheduler.state import (
+    Batch,
+    CheckpointRow,
+    JobState,
+    Publication,
+    TrainerSeat,
+    Validation,
+    Writes,
+)
+
+SCHEMA = Path(__file__).with_name("schema.sql")
+FORMAT = 1
+STATEMENTS = {
+    "groups": "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "units": "INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)",
+    "parts": "INSERT INTO parts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "failures": "INSERT INTO failures VALUES (?,?,?,?,?,?,?,?,?,?)",
+    "batches": "INSERT OR REPLACE INTO batches VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "steps": "INSERT OR REPLACE INTO steps VALUES (?,?,?,?,?)",
+    "versions": "INSERT OR REPLACE INTO versions VALUES (?,?,?,?,?)",
+    "checkpoints": (
+        "INSERT OR REPLACE INTO checkpoints(lineage, step, path, digest, term, at)"
+        " VALUES (?,?,?,?,?,?)"
+    ),
+    "dropped_checkpoints": "UPDATE checkpoints SET retained = 0 WHERE path = ?",
+    "validations": "INSERT OR REPLACE INTO validations VALUES (?,?,?,?,?,?,?)",
+    "abandoned": (
+        f"UPDATE batches SET state = {int(BatchState.ABANDONED)} WHERE lineage <= ? AND step > ?"
+        f" AND state != {int(BatchState.POISON)}"
+    ),
+}
+
+
+class LedgerError(RuntimeError):
+    """The ledger cannot be used; the message says why and what to do."""
+
+
+class SqliteLedger:
+    """`open` and `groups_of` belong to the scheduler's thread, `commit` to one writer thread."""
+
+    def __init__(
+        self, folder: Path, settings: Settings, *, sync: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        read_only: bool = False,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._path = folder / "ledger.sqlite"
+        if not read_only:
+            folder.mkdir(parents=True, exist_ok=True)
+        self._db = connect(self._path, read_only=read_only)
+        if not read_only:
+            self._db.execute(f"PRAGMA synchronous={'FULL' if sync else 'OFF'}")
+            self._db.executescript(SCHEMA.read_text())
+        self.store = SegmentStore(folder / "segments", segment_bytes=segment_bytes)
+        self.reader = connect(self._path, read_only=True)
+
+    def close(self) -> None:
+        self._db.close()
+        self.reader.close()
+        self.store.close()
+
+    def commit(self, writes: Writes, payloads: dict[tuple[int, int], bytes]) -> None:
+        """Make it durable: payloads first, then every row in one transaction."""
+        if payloads:
+            self.store.write(payloads)
+        dead: set[int] = set()
+        with transaction(self._db) as db:
+            for name, statement in STATEMENTS.items():
+                batch = getattr(writes, name)
+                if batch:
+                    db.executemany(statement, batch)
+            if writes.fold is not None:
+                dead = _fold(db, self._settings.graph, *writes.fold, self.store.segments())
+            db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                [(key, json.dumps(value)) for key, value in writes.meta.items()],
+            )
+        if dead:
+            self.store.drop(dead)
+
+    def groups_of(self, batch: Batch) -> list[Group]:
+        return rows.read_groups(self.reader, self._settings.graph, batch.group_ids)
+
+    def batches(self) -> list[Batch]:
+        return [read_batch(row) for row in self.reader.execute("SELECT * FROM batches")]
+
+    def checkpoints(self) -> list[CheckpointRow]:
+        return read_checkpoints(self.reader)
+
+    def open(self, now: float) -> JobState:
+        """Begin a new term on what the last commit left."""
+        meta = read_meta(self._db)
+        if meta.get("format", FORMAT) != FORMAT:
+            raise LedgerError(f"{self._path}: written by another version (format {meta['format']})")
+        term = int(meta.get("term", 0)) + 1
+        with transaction(self._db) as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                [("term", json.dumps(term)), ("format", json.dumps(FORMAT))],
+            )
+        self.store.resume(*_tail(self._db))
+        state = JobState(
+            settings=self._settings,
+            store=self.store,
+            archive=self,
+            term=term,
+            opened=now,
+            last_progress=now,
+            slots=Slots(self._settings.groups_per_step),
+        )
+        _restore(state, self._db, meta, now)
+        return state
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    try:
+        target = f"file:{path}?mode=ro" if read_only else str(path)
+        db = sqlite3.connect(
+            target, uri=read_only, isolation_level=None, check_same_thread=False, timeout=30
+        )
+        if not read_only:
+            db.execute("PRAGMA journal_mode=WAL")
+        return db
+    except sqlite3.OperationalError as error:
+        raise LedgerError(f"{path}: cannot be opened: {error}") from error
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def read_meta(db: sqlite3.Connection) -> dict[str, Any]:
+    return {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM meta")}
+
+
+def read_batch(row: Sequence[Any]) -> Batch:
+    (lineage, step, edition, state, ids, samples, tokens, digest, previous, oldest, attempts, reward,
+     staleness, formed) = row  # fmt: skip
+    return Batch(
+        lineage=lineage, step=step, edition=edition, state=BatchState(state),
+        group_ids=struct.unpack(f"<{len(ids) // 8}q", ids), samples=samples, tokens=tokens,
+        digest=digest, previous=previous, oldest=oldest, attempts=attempts, reward=reward,
+        staleness=staleness, formed=formed,
+    )  # fmt: skip
+
+
+def read_checkpoints(db: sqlite3.Connection) -> list[CheckpointRow]:
+    """The retained ones, oldest first."""
+    query = "SELECT step, lineage, path, digest FROM checkpoints WHERE retained ORDER BY step"
+    return [CheckpointRow(*row) for row in db.execute(query)]
+
+
+def _tail(db: sqlite3.Connection) -> tuple[int, int]:
+    newest = db.execute("SELECT max(segment) FROM parts").fetchone()[0]
+    if newest is None:
+        return 0, 0
+    end = db.execute("SELECT max(start + length) FROM parts WHERE segment = ?", (newest,))
+    return newest, end.fetchone()[0]
+
+
+def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now: float) -> None:
+    for name in ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded",
+                 "ending", "finished", "error", "filtered_in_step"):  # fmt: skip
+        if name in meta:
+            setattr(state, name, meta[name])
+    state.counters = Counter(meta.get("counters", {}))
+    for split in ("train", "validation"):
+        if f"data.{split}" in meta:
+            size, digest = meta[f"data.{split}"]
+            state.data[split] = (size, digest)
+    if "trainer" in meta:
+        term, attempt, world, members = meta["trainer"]
+        state.trainer = TrainerSeat(
+            term, attempt, {int(rank): name for rank, name in members.items()}, world=world
+        )
+    state.checkpoints = read_checkpoints(db)
+    newest = "SELECT * FROM versions WHERE lineage = ? ORDER BY number DESC LIMIT 16"
+    for _, number, _, digest, places in db.execute(newest, (state.lineage,)):
+        state.versions[number] = Publication(
+            number, state.lineage, digest, tuple(places.split("\n"))
+        )
+    for lineage, version, count, done, total, scored, finished in db.execute(
+        "SELECT * FROM validations WHERE groups >= 0 ORDER BY lineage, version"
+    ):
+        state.validations.append(
+            Validation(version, lineage, count, done, total, scored, bool(finished))
+        )
+    for row in db.execute(
+        "SELECT * FROM batches WHERE step >= ? AND state NOT IN (?, ?)",
+        (state.folded, int(BatchState.POISON), int(BatchState.ABANDONED)),
+    ):
+        batch = read_batch(row)
+        state.batches[batch.step] = batch
+    ids = [i for (i,) in db.execute("SELECT id FROM groups WHERE state IN (1, 3) ORDER BY id")]
+    for group in rows.read_groups(db, state.settings.graph, ids):
+        _resume_group(state, group, now)
+    if ids:
+        state.resume_at = now + state.settings.reconnect_grace
+
+
+def _resume_group(state: JobState, group: Group, now: float) -> None:
+    state.groups[group.id] = group
+    if group.validation is None:
+        state.slots.place(group, group.step, group.slot)
+    if group.state is not GroupState.OPEN:
+        return
+    if group.lead is not None and group.lead.state is SampleState.WAITING:
+        state.pre_policy += len(group.kept)
+        flow.enqueue(state, group.lead, now)
+        return
+    for unit in group.units:
+        if unit.state is SampleState.WAITING:
+            if unit.stage == Stage.RESET:
+                state.pre_policy += 1
+            flow.enqueue(state, unit, now)
+
+
+def _fold(
+    db: sqlite3.Connection, graph: StageGraph, lineage: int, step: int, segments: set[int]
+) -> set[int]:
+    """Replace the rows of pruned groups by their ids, ends and a chained digest."""
+    ended = (
+        int(GroupState.FILTERED), int(GroupState.FAILED), int(GroupState.CANCELLED),
+        int(GroupState.EVALUATED),
+    )  # fmt: skip
+    ids = [
+        i
+        for (i,) in db.execute(
+            f"SELECT id FROM groups WHERE (state = {int(GroupState.BATCHED)} AND step <= ?)"
+            f" OR (state IN {ended} AND ended_step <= ?) ORDER BY id",
+            (step, step),
+        )
+    ]
+    groups = rows.read_groups(db, graph, ids)
+    last = db.execute("SELECT digest FROM folds ORDER BY id DESC LIMIT 1").fetchone()
+    digest = fold_digest(last[0] if last else b"", groups)
+    db.execute(
+        "INSERT INTO folds(lineage, step, groups, samples, ends, digest) VALUES (?,?,?,?,?,?)",
+        (lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(g.size for g in groups),
+         json.dumps(rows.sample_ends(groups)), digest),
+    )  # fmt: skip
+    for table, key in (("parts", "group_id"), ("units", "group_id"), ("failures", "group_id"),
+                       ("groups", "id")):  # fmt: skip
+        db.executemany(f"DELETE FROM {table} WHERE {key} = ?", [(i,) for i in ids])
+    used = {s for (s,) in db.execute("SELECT DISTINCT segment FROM parts")}
+    return segments - used
+
+
+def fold_digest(previous: bytes, groups: list[Group]) -> bytes:
+    chained = hashlib.blake2b(previous, digest_size=16)
+    for group in groups:
+        chained.update(struct.pack("<qq", group.id, group.size))
+        chained.update(group.seal)
+    return chained.digest()

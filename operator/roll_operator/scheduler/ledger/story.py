@@ -1,0 +1,118 @@
+"""One sample's whole story, told from the ledger alone."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+
+from roll_wire import control_pb2, session_pb2
+
+from roll_operator.scheduler.ledger import rows
+from roll_operator.scheduler.lifecycle import SAMPLE_ENDS, BatchState, Group, GroupState, Unit
+from roll_operator.scheduler.stages import StageGraph
+
+BATCH_WORDS = {
+    BatchState.BATCHED: "batched",
+    BatchState.TRAINED: "trained",
+    BatchState.COMMITTED: "committed",
+    BatchState.POISON: "failed",
+    BatchState.ABANDONED: "cancelled",
+}
+
+
+def read_story(
+    db: sqlite3.Connection, graph: StageGraph, group: int, index: int
+) -> control_pb2.SampleStory | None:
+    """None when there is no such sample; of a pruned one only the step is left."""
+    found = rows.read_groups(db, graph, [group])
+    if not found:
+        return _folded(db, group, index)
+    held = found[0]
+    if not 0 <= index < held.size:
+        return None
+    unit = held.units[index]
+    events = [_event(held.admitted, "admitted", "", step=held.step, position=held.position)]
+    shared = held.lead.parts if held.lead else []
+    for part in shared + unit.parts:
+        what = "partial" if part.partial else part.stage
+        detail = {"turn": part.turn, "tokens": part.tokens, "lease": _lease(part.lease)}
+        if part.oldest is not None:
+            detail["versions"] = f"{part.oldest}..{part.newest}"
+        if part.reward is not None:
+            detail["reward"] = part.reward
+        events.append(_event(part.at, what, part.worker, **detail))
+    failures = (
+        "SELECT stage, turn, attempt, cause, message, worker, lease, at FROM failures"
+        " WHERE group_id = ? AND idx IN (?, -1)"
+    )
+    for stage, turn, attempt, cause, message, worker, lease, at in db.execute(
+        failures, (group, index)
+    ):
+        events.append(
+            _event(
+                at, f"{stage} failed", worker,
+                turn=turn, attempt=attempt, cause=cause, message=message, lease=_lease(lease),
+            )
+        )  # fmt: skip
+    state, ends = _end(db, held, unit)
+    events += ends
+    events.sort(key=lambda e: e.at)
+    return control_pb2.SampleStory(
+        state=control_pb2.SampleState(
+            unit=session_pb2.Unit(group=group, index=index),
+            state=state,
+            stage=unit.stage,
+            turn=unit.turn,
+            version=session_pb2.PolicyVersion(lineage=held.lineage, number=unit.oldest or 0),
+            attempt=unit.failures + 1,
+            step=held.step,
+            validation=held.validation is not None,
+        ),
+        events=events,
+    )
+
+
+def _end(
+    db: sqlite3.Connection, group: Group, unit: Unit
+) -> tuple[str, list[control_pb2.SampleEvent]]:
+    if unit.state in SAMPLE_ENDS:
+        text = f"{unit.state.name.lower()}({unit.cause})"
+        return text, [_event(group.ended or group.admitted, text, "")]
+    if group.state is GroupState.BATCHED:
+        query = "SELECT state, formed, groups FROM batches WHERE lineage = ? AND step = ?"
+        for state, formed, ids in db.execute(query, (group.lineage, group.step)):
+            if group.id in struct.unpack(f"<{len(ids) // 8}q", ids):
+                word = f"{BATCH_WORDS[BatchState(state)]}({group.step})"
+                return word, [_event(formed, word, "")]
+    if group.state in (GroupState.OPEN, GroupState.READY):
+        return unit.state.name.lower(), []
+    word = group.state.name.lower() + (f"({group.cause})" if group.cause else "")
+    if group.state is GroupState.EVALUATED:
+        word = f"evaluated({group.validation})"
+    return word, [_event(group.ended, word, "")]
+
+
+def _folded(db: sqlite3.Connection, group: int, index: int) -> control_pb2.SampleStory | None:
+    for lineage, step, state, ids in db.execute("SELECT lineage, step, state, groups FROM batches"):
+        if group in struct.unpack(f"<{len(ids) // 8}q", ids):
+            word = f"{BATCH_WORDS[BatchState(state)]}({step})"
+            return control_pb2.SampleStory(
+                state=control_pb2.SampleState(
+                    unit=session_pb2.Unit(group=group, index=index),
+                    state=word,
+                    step=step,
+                    version=session_pb2.PolicyVersion(lineage=lineage),
+                ),
+                events=[_event(0.0, f"{word}; its details were pruned", "")],
+            )
+    return None
+
+
+def _event(at: float, what: str, worker: str, **detail: object) -> control_pb2.SampleEvent:
+    return control_pb2.SampleEvent(
+        at=at, what=what, worker=worker, detail={k: str(v) for k, v in detail.items()}
+    )
+
+
+def _lease(lease: int) -> str:
+    return f"{lease >> 40}/{lease & ((1 << 40) - 1)}"

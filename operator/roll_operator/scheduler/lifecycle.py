@@ -1,0 +1,260 @@
+"""The life of a sample and of a group: one table of transitions, and the plain data it is about.
+
+Invariant: a group changes its state only through `move`, which refuses whatever the table does not
+list; so every admitted group, and with it every sample, reaches exactly one end.
+
+    sample:  waiting <-> leased -> ... -> scored, then its own end or its group's
+    group:   open -> complete -> ready -> batched(N) <-> trained(N) <-> committed(N)
+             before batched also -> filtered | failed | cancelled; batched(N) -> failed(poison)
+
+What a batch went through (trained, committed) is kept with the batch, not with each of its groups:
+the ledger writes one row per step instead of one per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+
+class GroupState(IntEnum):
+    """Where a group stands. The numbers are what the ledger stores."""
+
+    OPEN = 1
+    COMPLETE = 2
+    READY = 3
+    BATCHED = 4
+    FILTERED = 7
+    FAILED = 8
+    CANCELLED = 9
+    EVALUATED = 10
+
+
+class BatchState(IntEnum):
+    """Where a recorded batch, and so every group in it, stands."""
+
+    BATCHED = 1
+    TRAINED = 2
+    COMMITTED = 3
+    POISON = 4
+    ABANDONED = 5  # its lineage ended
+
+
+class SampleState(IntEnum):
+    """Where a sample stands. FAILED and CANCELLED are ends of its own, before its group's."""
+
+    WAITING = 1
+    LEASED = 2
+    SCORED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+class Cause(StrEnum):
+    """Why something was cancelled or failed."""
+
+    STALE = "stale"
+    SURPLUS = "surplus"
+    SIBLING = "sibling"
+    LINEAGE = "lineage"
+    JOB_ENDED = "job-ended"
+    POISON = "poison"
+    INFRASTRUCTURE = "infrastructure"
+    TIMEOUT = "timeout"
+    INPUT = "input"
+    REPLAY = "replay"
+
+
+GROUP_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.OPEN: frozenset({GroupState.COMPLETE, GroupState.FAILED, GroupState.CANCELLED}),
+    GroupState.COMPLETE: frozenset(
+        {GroupState.READY, GroupState.FILTERED, GroupState.EVALUATED, GroupState.CANCELLED}
+    ),
+    GroupState.READY: frozenset({GroupState.BATCHED, GroupState.CANCELLED}),
+    GroupState.BATCHED: frozenset({GroupState.FAILED, GroupState.CANCELLED}),
+    GroupState.FILTERED: frozenset(),
+    GroupState.FAILED: frozenset(),
+    GroupState.CANCELLED: frozenset(),
+    GroupState.EVALUATED: frozenset(),
+}
+
+BATCH_TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
+    BatchState.BATCHED: frozenset({BatchState.TRAINED, BatchState.POISON, BatchState.ABANDONED}),
+    BatchState.TRAINED: frozenset({BatchState.BATCHED, BatchState.COMMITTED, BatchState.ABANDONED}),
+    BatchState.COMMITTED: frozenset({BatchState.BATCHED, BatchState.ABANDONED}),
+    BatchState.POISON: frozenset(),
+    BatchState.ABANDONED: frozenset(),
+}
+
+SAMPLE_TRANSITIONS: dict[SampleState, frozenset[SampleState]] = {
+    SampleState.WAITING: frozenset({SampleState.LEASED, SampleState.FAILED, SampleState.CANCELLED}),
+    SampleState.LEASED: frozenset(
+        {SampleState.WAITING, SampleState.SCORED, SampleState.FAILED, SampleState.CANCELLED}
+    ),
+    SampleState.SCORED: frozenset({SampleState.CANCELLED}),
+    SampleState.FAILED: frozenset(),
+    SampleState.CANCELLED: frozenset(),
+}
+
+LIVE_GROUPS = (GroupState.OPEN, GroupState.READY)
+SAMPLE_ENDS = (SampleState.FAILED, SampleState.CANCELLED)
+
+
+class IllegalTransition(RuntimeError):
+    """A step that the table does not list: a defect in the scheduler, never a user's mistake."""
+
+
+class Stage(StrEnum):
+    """The kinds of stage that the built-in pipelines use; the wire allows any."""
+
+    RESET = "reset"
+    GENERATE = "generate"
+    STEP = "step"
+    SCORE = "score"
+
+
+POOL_OF = {
+    Stage.RESET: "environment",
+    Stage.GENERATE: "policy",
+    Stage.STEP: "environment",
+    Stage.SCORE: "reward",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Ref:
+    """Where a payload lies in the payload store."""
+
+    segment: int
+    offset: int
+    length: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class Part:
+    """What one stage (or a partial of it) added to a unit's trajectory."""
+
+    stage: str
+    turn: int
+    ref: Ref
+    lease: int
+    tokens: int
+    oldest: int | None
+    newest: int | None
+    reward: float | None
+    worker: str
+    at: float
+    partial: bool
+    life: int
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A sample, or (index -1) the group itself while a stage of group scope works on it."""
+
+    group: Group
+    index: int
+    stage: str
+    turn: int = 0
+    state: SampleState = SampleState.WAITING
+    cause: str = ""
+    failures: int = 0  # counted ones, of the current stage and turn
+    life: int = 0  # rises when an episode starts again from its reset
+    parts: list[Part] = field(default_factory=list)
+    oldest: int | None = None  # of its sampled tokens
+    newest: int | None = None
+    tokens: int = 0
+    kept: int = 0  # tokens of the current turn that are already recorded
+    reward: float | None = None
+    lease: Lease | None = None
+    resident: str = ""  # the worker that keeps its episode
+    company: int = 0  # 0: no suspect; otherwise the most units it may share a worker with
+    since: float = 0.0
+    issued: int = 0  # leases granted for the current stage and turn
+    ticket: int = 0  # its newest place in a queue; older places are void
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.group.id, self.index
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The right of one worker process to bring one unit through one stage."""
+
+    id: int  # term << 40 | number: one integer, ordered as issued
+    unit: Unit
+    worker: str
+    stage: str
+    turn: int
+    deadline: float
+    floor: int | None  # no token sampled under this lease is older than this version
+    granted: float
+    tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One prompt and its samples. `size` counts every index that ever existed."""
+
+    id: int
+    lineage: int
+    position: int
+    admitted: float
+    step: int = 0  # of its slot, then of its batch; 0: validation
+    slot: int = 0
+    validation: int | None = None  # the pinned version
+    state: GroupState = GroupState.OPEN
+    cause: str = ""
+    lead: Unit | None = None
+    units: list[Unit] = field(default_factory=list)
+    unfinished: int = 0
+    ended_step: int = 0
+    ended: float = 0.0
+    seal: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return len(self.units)
+
+    @property
+    def kept(self) -> list[Unit]:
+        """The samples that share their group's fate."""
+        return [u for u in self.units if u.state not in SAMPLE_ENDS]
+
+    def oldest(self) -> int | None:
+        """No token of this group, known or still under way, is older. None: it has none yet."""
+        oldest: int | None = None
+        for unit in self.units:
+            for bound in (unit.oldest, unit.lease.floor if unit.lease else None):
+                if bound is not None and (oldest is None or bound < oldest):
+                    oldest = bound
+        return oldest
+
+
+def lease_id(term: int, number: int) -> int:
+    return term << 40 | number
+
+
+def split_lease(lease: int) -> tuple[int, int]:
+    return lease >> 40, lease & ((1 << 40) - 1)
+
+
+def move(group: Group, state: GroupState) -> None:
+    if state not in GROUP_TRANSITIONS[group.state]:
+        raise IllegalTransition(f"group {group.id}: {group.state.name} -> {state.name}")
+    group.state = state
+
+
+def move_unit(unit: Unit, state: SampleState) -> None:
+    if state not in SAMPLE_TRANSITIONS[unit.state]:
+        raise IllegalTransition(f"sample {unit.key}: {unit.state.name} -> {state.name}")
+    unit.state = state
+
+
+def live_leases(group: Group) -> Iterable[Lease]:
+    units = group.units if group.lead is None else [*group.units, group.lead]
+    return [u.lease for u in units if u.lease is not None]

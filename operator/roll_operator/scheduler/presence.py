@@ -1,0 +1,259 @@
+"""Workers come, go and come back: Hello, credit, versions, silence, loss.
+
+Invariant: a unit is re-issued only when its holder can no longer have its result stored: the lease is
+revoked first, and a pod that the operator declared gone never says Hello again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from roll_operator.scheduler import flow
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.lifecycle import Cause, SampleState, Stage, Unit
+from roll_operator.scheduler.state import JobState
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A lease that a worker says it still works on."""
+
+    group: int
+    index: int
+    lease: int
+    stage: str
+    turn: int
+    resident: bool = False
+
+
+@dataclass(slots=True)
+class Greeting:
+    """What a Hello says."""
+
+    worker: str  # pod uid / incarnation
+    pod: str
+    pod_uid: str
+    role: str
+    pool: str
+    credits: int = 0
+    version: int | None = None
+    lineage: int | None = None
+    held: list[HeldLease] = field(default_factory=list)
+    rank: int = 0
+    world: int = 1
+    attempt: int = 0
+    data: dict[str, tuple[int, str]] = field(default_factory=dict)
+    address: str = ""
+
+
+def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
+    """A worker process says who it is. None: it was refused."""
+    refusal = _reason_to_refuse(state, greeting)
+    if refusal is not None:
+        state.out.refused[greeting.worker] = refusal
+        return None
+    worker = state.workers.get(greeting.worker)
+    if worker is None:
+        for older in [w for w in state.workers.values() if w.pod_uid == greeting.pod_uid]:
+            lost(state, older, now)
+        worker = Worker(
+            id=greeting.worker,
+            pod=greeting.pod,
+            pod_uid=greeting.pod_uid,
+            role=greeting.role,
+            pool=greeting.pool,
+            credits=greeting.credits,
+        )
+        state.workers[worker.id] = worker
+    worker.connected, worker.draining, worker.silent = True, False, False
+    worker.lost_at = None
+    worker.last_seen = now
+    worker.credits = greeting.credits
+    worker.rank = greeting.rank
+    worker.address = greeting.address
+    worker.announced = None
+    worker.version = greeting.version if greeting.lineage == state.lineage else None
+    if greeting.role == "trainer":
+        _join(state, worker, greeting)
+        return worker
+    state.pool(worker.pool).add(worker)
+    fenced, evicted = _reconcile(state, worker, greeting.held, now)
+    state.out.welcomes[worker.id] = (fenced, evicted)
+    return worker
+
+
+def _reason_to_refuse(state: JobState, greeting: Greeting) -> tuple[str, str] | None:
+    if greeting.pod_uid in state.fenced_pods:
+        return "fenced", f"pod {greeting.pod} was declared gone"
+    if state.finished:
+        return "job-ended", state.finished
+    if greeting.role == "trainer" and greeting.attempt < state.trainer.attempt:
+        return "fenced", f"trainer attempt {greeting.attempt} has been replaced"
+    changed = _changed_data(state, greeting)
+    return ("data-changed", changed) if changed else None
+
+
+def _changed_data(state: JobState, greeting: Greeting) -> str:
+    for split, (rows, digest) in greeting.data.items():
+        known = state.data.get(split)
+        if known is None:
+            state.data[split] = (rows, digest)
+            state.writes.meta[f"data.{split}"] = [rows, digest]
+        elif known[1] != digest:
+            return (
+                f"the {split} data changed while the job was under way "
+                f"(content {known[1][:12]} -> {digest[:12]}); restore it, or start over with --fresh"
+            )
+    return ""
+
+
+def _join(state: JobState, worker: Worker, greeting: Greeting) -> None:
+    """The start barrier: a term begins when every rank of an attempt has said Hello."""
+    seat = state.trainer
+    if seat.term and seat.members.get(greeting.rank) == worker.id:
+        state.out.welcomes[worker.id] = ([], [])
+        return
+    if greeting.attempt != seat.joining_attempt or greeting.world != seat.world:
+        seat.joining, seat.joining_attempt, seat.world = {}, greeting.attempt, greeting.world
+    seat.joining[greeting.rank] = worker.id
+    alive = {
+        rank: name
+        for rank, name in seat.joining.items()
+        if name in state.workers and state.workers[name].connected
+    }
+    if len(alive) < greeting.world:
+        return
+    seat.term += 1
+    seat.attempt = greeting.attempt
+    seat.members, seat.joining, seat.joining_attempt = alive, {}, -1
+    state.asked = 0
+    state.writes.meta["trainer"] = [seat.term, seat.attempt, seat.world, seat.members]
+    for name in alive.values():
+        state.out.welcomes[name] = ([], [])
+
+
+def _reconcile(
+    state: JobState, worker: Worker, held: Iterable[HeldLease], now: float
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Compare what the worker says it holds with what it should: adopt, fence, put back."""
+    fenced: list[int] = []
+    evicted: list[tuple[int, int]] = []
+    claimed: set[int] = set()
+    for item in held:
+        claimed.add(item.lease)
+        unit = flow.find(state, item.group, item.index)
+        if unit is not None and flow.current(state, worker, item.lease, unit) is not None:
+            state.leases[item.lease].deadline = now + state.settings.no_progress
+        elif unit is not None and flow.adoptable(state, item.lease, unit, item.stage, item.turn):
+            floor = state.min_version(unit.group) if item.stage == Stage.GENERATE else None
+            flow.adopt(state, worker, item.lease, unit, now, floor)
+        elif item.resident and unit is not None and _lives_here(worker, unit, item.lease):
+            if unit.key not in worker.residents:
+                worker.residents.add(unit.key)
+                worker.load += 1
+            unit.resident = worker.id
+        else:
+            fenced.append(item.lease)
+            if item.resident:
+                evicted.append((item.group, item.index))
+    for lease in [x for x in worker.leases.values() if x.id not in claimed]:
+        flow.put_back(state, lease, now)  # the Assign never arrived
+    state.pool(worker.pool).offer(worker)
+    return fenced, evicted
+
+
+def _lives_here(worker: Worker, unit: Unit, lease: int) -> bool:
+    """The episode that `lease` left at the worker is the unit's newest."""
+    made = [p for p in unit.parts if p.stage in (Stage.RESET, Stage.STEP)]
+    return (
+        unit.resident in ("", worker.id)
+        and unit.state in (SampleState.WAITING, SampleState.LEASED)
+        and bool(made)
+        and made[-1].lease == lease
+    )
+
+
+def seen(state: JobState, worker: Worker, now: float) -> None:
+    worker.last_seen = now
+    if worker.silent:
+        worker.silent = False
+        state.pool(worker.pool).offer(worker)
+
+
+def credit(state: JobState, worker: Worker, credits: int) -> None:
+    worker.credits = credits
+    state.pool(worker.pool).offer(worker)
+
+
+def holding(state: JobState, worker: Worker, lineage: int, version: int) -> None:
+    if lineage == state.lineage and (worker.version is None or version > worker.version):
+        worker.version = version
+        state.pool(worker.pool).offer(worker)
+
+
+def disconnected(state: JobState, worker: Worker, now: float) -> None:
+    """The stream broke. Its leases go back after a short grace, unless it reconnects."""
+    if not worker.connected:
+        return
+    worker.connected = False
+    worker.lost_at = now + state.settings.reconnect_grace
+    if worker.role != "trainer":
+        state.pool(worker.pool).offer(worker)
+
+
+def draining(state: JobState, worker: Worker) -> None:
+    worker.draining = True
+    state.pool(worker.pool).offer(worker)
+
+
+def pods_gone(state: JobState, uids: Iterable[str], now: float) -> None:
+    """The operator's word: these pods are gone, and may not come back."""
+    for uid in uids:
+        if uid in state.fenced_pods:
+            continue
+        state.fenced_pods.add(uid)
+        for worker in [w for w in state.workers.values() if w.pod_uid == uid]:
+            lost(state, worker, now)
+
+
+def lost(state: JobState, worker: Worker, now: float) -> None:
+    """The process is gone: put its leases back, with care for what may have killed it."""
+    state.workers.pop(worker.id, None)
+    if worker.role == "trainer":
+        return
+    state.pool(worker.pool).remove(worker)
+    shared = len(worker.leases)
+    for lease in list(worker.leases.values()):
+        worker.residents.discard(lease.unit.key)
+        if lease.unit.resident == worker.id:
+            lease.unit.resident = ""
+        flow.suspect(state, lease, shared, Cause.INFRASTRUCTURE, now)
+    for key in worker.residents:
+        unit = flow.find(state, *key)
+        if unit is not None and unit.resident == worker.id:
+            unit.resident = ""
+            if unit.stage == Stage.STEP and unit.state is SampleState.WAITING and not unit.ticket:
+                flow.enqueue(state, unit, now)
+
+
+def _fell_silent(state: JobState, worker: Worker, now: float) -> bool:
+    late = now - worker.last_seen > state.settings.silence
+    return late and worker.connected and not worker.silent
+
+
+def watch(state: JobState, now: float) -> None:
+    """Once a second: graces that ran out, silent workers, leases without progress."""
+    for worker in list(state.workers.values()):
+        if worker.lost_at is not None and now >= worker.lost_at:
+            lost(state, worker, now)
+        elif worker.role != "trainer" and _fell_silent(state, worker, now):
+            worker.silent = True
+            state.pool(worker.pool).offer(worker)
+    overdue = [x for x in state.leases.values() if now >= x.deadline]
+    by_worker: dict[str, int] = {}
+    for lease in overdue:
+        by_worker[lease.worker] = by_worker.get(lease.worker, 0) + 1
+    for lease in overdue:
+        state.out.cancels.setdefault(lease.worker, []).append(lease.id)
+        flow.suspect(state, lease, by_worker[lease.worker], Cause.TIMEOUT, now)

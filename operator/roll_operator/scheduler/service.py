@@ -1,0 +1,337 @@
+"""The scheduler as a gRPC service. No decision is taken here.
+
+Invariant: nothing leaves before what caused it is on disk. Every event changes the state in memory and
+wakes the pump; the pump takes what must be written and sent, commits it in the writer thread, and only
+then delivers. It commits as soon as the previous commit ended, so a busy scheduler commits in larger
+groups by itself, without a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+from roll_wire import (
+    control_pb2,
+    control_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+)
+from roll_wire.session_pb2 import FromWorker, ToWorker
+
+from roll_operator.scheduler import batching, core, presence, report, training
+from roll_operator.scheduler.ledger import SqliteLedger
+from roll_operator.scheduler.lifecycle import Group, Unit
+from roll_operator.scheduler.messages import greeting_of, handle, outgoing, payload_of
+from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+LONG_POLL_SECONDS = 20.0
+CHUNK_ITEMS = 64
+CHUNK_BYTES = 1 << 20
+
+SessionContext = grpc.aio.ServicerContext[FromWorker, ToWorker]
+
+
+class Hub:
+    """The state, its ledger, and the streams to the workers."""
+
+    def __init__(self, ledger: SqliteLedger) -> None:
+        self.ledger = ledger
+        self.state: JobState = ledger.open(time.time())
+        self.rate = report.Rate()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._streams: dict[str, asyncio.Queue[ToWorker | None]] = {}
+        self._wake = asyncio.Event()
+        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """The pump. Ends only with an exception: a ledger that cannot be written."""
+        loop = asyncio.get_running_loop()
+        next_tick = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            now = time.time()
+            if now >= next_tick:
+                core.tick(self.state, now)
+                next_tick = now + TICK_SECONDS
+            core.dispatch(self.state, now)
+            writes, out = self.state.take()
+            messages = list(outgoing(self.state, out))
+            turn, self._turn = self._turn, loop.create_future()
+            if writes:
+                payloads = self.ledger.store.take()
+                await loop.run_in_executor(self._writer, self.ledger.commit, writes, payloads)
+                self.ledger.store.done()
+            turn.set_result(None)
+            for worker, message in messages:
+                queue = self._streams.get(worker)
+                if queue is not None:
+                    queue.put_nowait(message)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def durable(self) -> None:
+        """Returns when everything that has happened so far is on disk."""
+        turn = self._turn
+        self.wake()
+        await asyncio.shield(turn)
+
+    def attach(self, worker: str) -> asyncio.Queue[ToWorker | None]:
+        """A new stream of this worker; an older one is closed."""
+        older = self._streams.get(worker)
+        if older is not None:
+            older.put_nowait(None)
+        queue: asyncio.Queue[ToWorker | None] = asyncio.Queue()
+        self._streams[worker] = queue
+        return queue
+
+    def detach(self, worker: str, queue: asyncio.Queue[ToWorker | None]) -> bool:
+        """Whether this was the worker's current stream."""
+        if self._streams.get(worker) is not queue:
+            return False
+        del self._streams[worker]
+        return True
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=True)
+        self.ledger.close()
+
+
+class SessionService(session_pb2_grpc.SessionServicer):
+    """One stream per worker process."""
+
+    def __init__(self, hub: Hub, job_uid: str) -> None:
+        self._hub = hub
+        self._job_uid = job_uid
+
+    async def Open(self, requests: AsyncIterator[FromWorker], context: SessionContext) -> None:
+        first = await context.read()
+        if not isinstance(first, FromWorker) or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
+        hello = first.hello
+        if hello.job_uid != self._job_uid:
+            refused = session_pb2.Refused(
+                reason="wrong-job", message=f"this is the scheduler of job {self._job_uid}"
+            )
+            await context.write(ToWorker(refused=refused))
+            return
+        state, greeting = self._hub.state, greeting_of(hello)
+        queue = self._hub.attach(greeting.worker)
+        presence.hello(state, greeting, time.time())
+        self._hub.wake()
+        log.info("hello from %s (%s)", hello.pod, greeting.worker)
+        sender = asyncio.create_task(_send(context, queue))
+        try:
+            while True:
+                message = await context.read()
+                if not isinstance(message, FromWorker):
+                    break
+                worker = state.workers.get(greeting.worker)
+                if worker is None:
+                    break
+                handle(state, worker, message, time.time())
+                self._hub.wake()
+        finally:
+            sender.cancel()
+            if self._hub.detach(greeting.worker, queue):
+                worker = state.workers.get(greeting.worker)
+                if worker is not None:
+                    log.info("%s is disconnected", worker.pod)
+                    presence.disconnected(state, worker, time.time())
+                    self._hub.wake()
+
+
+async def _send(context: SessionContext, queue: asyncio.Queue[ToWorker | None]) -> None:
+    while (message := await queue.get()) is not None:
+        await context.write(message)
+
+
+class TrainerService(trainer_pb2_grpc.TrainerServicer):
+    """Unary calls of the trainer's ranks; each answers when its effect is durable."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def GetPosition(
+        self, request: trainer_pb2.PositionRequest, context: object
+    ) -> trainer_pb2.Position:
+        state = self._hub.state
+        training.check_term(state, request.trainer.term)
+        return position(state)
+
+    async def Rewind(
+        self, request: trainer_pb2.RewindRequest, context: object
+    ) -> trainer_pb2.RewindReply:
+        state = self._hub.state
+        lineage = training.rewind(state, request.trainer.term, request.step, time.time())
+        await self._hub.durable()
+        return trainer_pb2.RewindReply(lineage=lineage)
+
+    async def AcquireBatch(
+        self, request: trainer_pb2.BatchRequest, context: object
+    ) -> trainer_pb2.Batch:
+        state, began = self._hub.state, time.time()
+        while time.time() - began < LONG_POLL_SECONDS:
+            if state.ending or state.finished:
+                return trainer_pb2.Batch(finished=True)
+            batch = training.acquire(state, request.trainer.term, request.step, time.time())
+            await self._hub.durable()
+            if batch is not None:
+                return trainer_pb2.Batch(
+                    step=batch.step,
+                    groups=len(batch.group_ids),
+                    samples=batch.samples,
+                    digest=batch.digest.hex(),
+                    waited_seconds=time.time() - began,
+                    oldest=session_pb2.PolicyVersion(
+                        lineage=batch.lineage, number=batch.oldest or 0
+                    ),
+                )
+        return trainer_pb2.Batch(retry=True)
+
+    async def FetchShard(
+        self, request: trainer_pb2.ShardRequest, context: object
+    ) -> AsyncIterator[trainer_pb2.ShardChunk]:
+        state = self._hub.state
+        training.check_term(state, request.trainer.term)
+        batch = state.batches.get(request.step)
+        if batch is None:
+            raise training.OutOfOrder(f"batch {request.step} is not recorded")
+        for chunk in shard(self._hub.ledger, batch, request.trainer.rank, request.world or 1):
+            yield chunk
+
+    async def ReportStep(
+        self, request: trainer_pb2.StepReport, context: object
+    ) -> trainer_pb2.Done:
+        state, now = self._hub.state, time.time()
+        metrics = json.dumps(dict(request.metrics))
+        training.report(state, request.trainer.term, request.step, metrics, now)
+        self._hub.rate.add(now, state.batches[request.step].samples)
+        await self._hub.durable()
+        return trainer_pb2.Done()
+
+    async def PublishVersion(
+        self, request: trainer_pb2.Publication, context: object
+    ) -> trainer_pb2.Done:
+        version = request.version
+        publication = Publication(
+            version.number, version.lineage, request.manifest_digest, tuple(request.locations)
+        )
+        training.publish(self._hub.state, request.trainer.term, publication)
+        await self._hub.durable()
+        return trainer_pb2.Done()
+
+    async def CommitCheckpoint(
+        self, request: trainer_pb2.CheckpointCommit, context: object
+    ) -> trainer_pb2.CheckpointReply:
+        row = request.checkpoint
+        removed = training.commit(
+            self._hub.state,
+            request.trainer.term,
+            CheckpointRow(row.step, row.lineage, row.path, row.digest),
+            time.time(),
+        )
+        await self._hub.durable()
+        return trainer_pb2.CheckpointReply(remove=removed)
+
+
+def position(state: JobState) -> trainer_pb2.Position:
+    return trainer_pb2.Position(
+        checkpoints=[
+            trainer_pb2.Checkpoint(step=c.step, lineage=c.lineage, path=c.path, digest=c.digest)
+            for c in reversed(state.checkpoints)
+        ],
+        lineage=state.lineage,
+        batched=state.formed,
+        published=-1 if state.published is None else state.published,
+        steps=state.settings.steps,
+        oldest_batch=state.folded + 1,
+    )
+
+
+def shard(
+    ledger: SqliteLedger, batch: Batch, rank: int, world: int
+) -> Iterable[trainer_pb2.ShardChunk]:
+    """A rank's share of a batch, in chunks of up to 64 samples and about 1 MB."""
+    members: list[Group] = batch.groups or ledger.groups_of(batch)
+    samples: list[tuple[Unit, list[float]]] = []
+    for group in members:
+        rewards = [u.reward or 0.0 for u in group.kept]
+        samples += [(unit, rewards) for unit in group.kept]
+    chunk, size = trainer_pb2.ShardChunk(), 0
+    for place in batching.share([u.tokens for u, _ in samples], rank, world):
+        unit, rewards = samples[place]
+        payload = payload_of(ledger.store, unit)
+        chunk.samples.add(
+            unit=session_pb2.Unit(group=unit.group.id, index=unit.index),
+            group_size=len(rewards),
+            reward=unit.reward or 0.0,
+            payload=payload,
+            position=place,
+            group_rewards=rewards,
+        )
+        size += len(payload)
+        if len(chunk.samples) >= CHUNK_ITEMS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = trainer_pb2.ShardChunk(), 0
+    if chunk.samples:
+        yield chunk
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """The operator's side."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def SyncPods(self, request: control_pb2.Pods, context: object) -> control_pb2.PodsReply:
+        presence.pods_gone(self._hub.state, request.gone, time.time())
+        await self._hub.durable()
+        return control_pb2.PodsReply()
+
+    async def GetProgress(
+        self, request: control_pb2.ProgressRequest, context: object
+    ) -> control_pb2.JobProgress:
+        return report.progress(self._hub.state, self._hub.rate, time.time())
+
+    async def ListSamples(
+        self, request: control_pb2.SamplesRequest, context: object
+    ) -> control_pb2.SampleList:
+        return report.samples(self._hub.state, request.limit, time.time())
+
+    async def GetSample(
+        self, request: control_pb2.SampleRequest, context: Any
+    ) -> control_pb2.SampleStory:
+        unit = request.unit
+        story = report.story(self._hub.state, self._hub.ledger, unit.group, unit.index, time.time())
+        if story is None:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"no sample {unit.group}.{unit.index} on record"
+            )
+        return story
+
+    async def Stop(
+        self, request: control_pb2.StopRequest, context: object
+    ) -> control_pb2.StopReply:
+        self._hub.state.ending = self._hub.state.ending or request.reason or "stopped"
+        await self._hub.durable()
+        return control_pb2.StopReply()

@@ -1,0 +1,368 @@
+"""All that one job's scheduler knows, in plain data, with what must be written and sent next.
+
+Invariant: whatever changes durable facts also marks them (`touch`, `touch_unit`, `writes`), and nothing
+in `out` leaves the process before the writes taken together with it are on disk. So a crash at any
+point loses only what nobody outside has seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from roll_operator.scheduler.assignment import Pool, Worker
+from roll_operator.scheduler.lifecycle import (
+    BatchState,
+    Cause,
+    Group,
+    Lease,
+    Part,
+    Ref,
+    Unit,
+)
+from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.slots import Slots
+
+
+class PayloadStore(Protocol):
+    """Where payloads lie. `append` only buffers: the bytes are durable with the next commit."""
+
+    def append(self, payload: bytes) -> Ref: ...
+
+    def read(self, ref: Ref) -> bytes: ...
+
+
+class Archive(Protocol):
+    """What is on disk only."""
+
+    def groups_of(self, batch: Batch) -> list[Group]: ...
+
+
+@dataclass(slots=True)
+class Publication:
+    """Weights that can be fetched."""
+
+    number: int
+    lineage: int
+    digest: str
+    locations: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class CheckpointRow:
+    """A checkpoint that the ledger vouches for."""
+
+    step: int
+    lineage: int
+    path: str
+    digest: str
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Step N and its ordered groups. `groups` is None when they are on disk only."""
+
+    lineage: int
+    step: int
+    edition: int
+    group_ids: tuple[int, ...]
+    samples: int
+    tokens: int
+    digest: bytes
+    previous: bytes  # digest of the step before: the chain
+    oldest: int | None
+    formed: float
+    state: BatchState = BatchState.BATCHED
+    attempts: int = 0
+    acquired_term: int = 0
+    groups: list[Group] | None = None
+    reward: float = 0.0
+    staleness: float = 0.0  # mean over sampled tokens' oldest version per sample
+
+
+@dataclass(slots=True)
+class Validation:
+    """One pass over the held-out prompts with one version."""
+
+    version: int
+    lineage: int
+    groups: int  # 0: waits for the data set's size
+    done: int = 0
+    total_reward: float = 0.0
+    scored: int = 0
+    finished: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        return self.total_reward / self.scored if self.scored else None
+
+
+@dataclass(slots=True)
+class TrainerSeat:
+    """Who may act as the trainer: the newest complete set of ranks."""
+
+    term: int = 0
+    attempt: int = -1
+    members: dict[int, str] = field(default_factory=dict)  # rank -> worker id
+    joining: dict[int, str] = field(default_factory=dict)
+    joining_attempt: int = -1
+    world: int = 1
+
+
+@dataclass(slots=True)
+class Writes:
+    """Rows for one transaction. Upserts carry the whole row, so their order does not matter."""
+
+    groups: list[tuple[object, ...]] = field(default_factory=list)
+    units: list[tuple[object, ...]] = field(default_factory=list)
+    parts: list[tuple[object, ...]] = field(default_factory=list)
+    failures: list[tuple[object, ...]] = field(default_factory=list)
+    batches: list[tuple[object, ...]] = field(default_factory=list)
+    checkpoints: list[tuple[object, ...]] = field(default_factory=list)
+    dropped_checkpoints: list[tuple[object, ...]] = field(default_factory=list)
+    versions: list[tuple[object, ...]] = field(default_factory=list)
+    validations: list[tuple[object, ...]] = field(default_factory=list)
+    steps: list[tuple[object, ...]] = field(default_factory=list)
+    abandoned: list[tuple[object, ...]] = field(default_factory=list)
+    fold: tuple[int, int] | None = None  # (lineage, step): everything up to there is folded
+    meta: dict[str, object] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.groups
+            or self.units
+            or self.parts
+            or self.failures
+            or self.batches
+            or self.checkpoints
+            or self.dropped_checkpoints
+            or self.versions
+            or self.validations
+            or self.steps
+            or self.abandoned
+            or self.fold
+            or self.meta
+        )
+
+
+@dataclass(slots=True)
+class Out:
+    """Messages that wait for the commit, by worker."""
+
+    assign: dict[str, list[Lease]] = field(default_factory=dict)
+    acks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # (lease, verdict)
+    cancels: dict[str, list[int]] = field(default_factory=dict)
+    evict: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    policies: dict[str, Publication] = field(default_factory=dict)
+    welcomes: dict[str, tuple[list[int], list[tuple[int, int]]]] = field(default_factory=dict)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    drains: dict[str, str] = field(default_factory=dict)
+    answers: list[tuple[str, int]] = field(default_factory=list)  # (worker, call)
+
+
+# What `meta` holds; every name is also an attribute of JobState.
+COUNTED = ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded")
+
+
+@dataclass(slots=True)
+class JobState:
+    """The whole of it. Functions in the sibling modules act on it; nothing else does."""
+
+    settings: Settings
+    store: PayloadStore
+    archive: Archive
+    term: int
+    lineage: int = 1
+    next_group: int = 1
+    next_lease: int = 1
+    next_ticket: int = 1
+    cursor: int = 0
+    formed: int = 0  # F - 1
+    reported: int = 0  # the trainer's position
+    published: int | None = None
+    folded: int = 0  # steps up to here are folded into digests
+    ending: str = ""  # why no more batches are formed, before `steps`
+    finished: str = ""  # why the job has ended
+    error: str = ""
+    asked: int = 0  # the step whose batch the trainer waits for
+    opened: float = 0.0
+    resume_at: float = 0.0  # a re-opened scheduler re-issues nothing before
+    filtered_in_step: int = 0
+    failed_in_row: int = 0
+    last_failure: str = ""
+    groups: dict[int, Group] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    pools: dict[str, Pool] = field(default_factory=dict)
+    fenced_pods: set[str] = field(default_factory=set)
+    slots: Slots = field(default_factory=lambda: Slots(1))
+    batches: dict[int, Batch] = field(default_factory=dict)
+    versions: dict[int, Publication] = field(default_factory=dict)
+    checkpoints: list[CheckpointRow] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    trainer: TrainerSeat = field(default_factory=TrainerSeat)
+    data: dict[str, tuple[int, str]] = field(default_factory=dict)  # split -> (rows, hash)
+    counters: Counter[str] = field(default_factory=Counter)
+    pre_policy: int = 0  # samples that have not reached their first generation
+    notices: dict[str, str] = field(default_factory=dict)
+    writes: Writes = field(default_factory=Writes)
+    out: Out = field(default_factory=Out)
+    scored: list[Unit] = field(default_factory=list)
+    failed: list[tuple[Unit, Cause]] = field(default_factory=list)
+    dirty_groups: dict[int, Group] = field(default_factory=dict)
+    dirty_units: dict[tuple[int, int], Unit] = field(default_factory=dict)
+    last_progress: float = 0.0
+
+    @property
+    def first_open_step(self) -> int:
+        """F: the first step without a recorded batch."""
+        return self.formed + 1
+
+    @property
+    def held_version(self) -> int | None:
+        """The version that workers must not leave while it is being validated."""
+        for validation in self.validations:
+            if not validation.finished:
+                return validation.version
+        return None
+
+    def pool(self, name: str) -> Pool:
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = Pool(name)
+        return pool
+
+    def touch(self, group: Group) -> None:
+        self.dirty_groups[group.id] = group
+
+    def touch_unit(self, unit: Unit) -> None:
+        self.dirty_units[unit.key] = unit
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.counters[name] += by
+
+    def min_version(self, group: Group) -> int:
+        """No token of the group may be older: step - 1 - S, or the pinned version."""
+        if group.validation is not None:
+            return group.validation
+        return max(0, group.step - 1 - self.settings.max_staleness)
+
+    def env_seed(self, group: Group) -> int:
+        """Equal for all samples of a group; the same held-out episodes in every validation."""
+        if group.validation is not None:
+            return self.seed_of(-1 - group.position, -1)
+        return self.seed_of(group.id, -1)
+
+    def sampling_seed(self, unit: Unit) -> int:
+        group = unit.group
+        return self.seed_of(
+            group.id if group.validation is None else -1 - group.position, unit.index
+        )
+
+    def seed_of(self, group: int, index: int) -> int:
+        """H(job, group, index); the attempt is no part of it. Index -1 is the environment's."""
+        packed = struct.pack("<qqq", self.settings.seed, group, index)
+        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+    def ack(self, worker: str, lease: int, verdict: int) -> None:
+        self.out.acks.setdefault(worker, []).append((lease, verdict))
+
+    def record_part(self, unit: Unit, part: Part) -> None:
+        unit.parts.append(part)
+        ref = part.ref
+        self.writes.parts.append(
+            (
+                unit.group.id,
+                unit.index,
+                part.life,
+                len(unit.parts) - 1,
+                part.stage,
+                part.turn,
+                part.partial,
+                ref.segment,
+                ref.offset,
+                ref.length,
+                ref.checksum,
+                part.tokens,
+                part.oldest,
+                part.newest,
+                part.reward,
+                part.worker,
+                part.lease,
+                part.at,
+                part.done,
+            )
+        )
+
+    def record_batch(self, batch: Batch) -> None:
+        self.writes.batches.append(
+            (
+                batch.lineage,
+                batch.step,
+                batch.edition,
+                int(batch.state),
+                struct.pack(f"<{len(batch.group_ids)}q", *batch.group_ids),
+                batch.samples,
+                batch.tokens,
+                batch.digest,
+                batch.previous,
+                batch.oldest,
+                batch.attempts,
+                batch.reward,
+                batch.staleness,
+                batch.formed,
+            )
+        )
+
+    def record_validation(self, v: Validation) -> None:
+        self.writes.validations.append(
+            (v.lineage, v.version, v.groups, v.done, v.total_reward, v.scored, v.finished)
+        )
+
+    def take(self) -> tuple[Writes, Out]:
+        """Everything to be written now, and everything to be sent once it is."""
+        writes, self.writes = self.writes, Writes()
+        out, self.out = self.out, Out()
+        for group in self.dirty_groups.values():
+            writes.groups.append(
+                (
+                    group.id,
+                    group.lineage,
+                    group.position,
+                    group.step,
+                    group.slot,
+                    group.validation,
+                    int(group.state),
+                    group.cause,
+                    group.size,
+                    group.admitted,
+                    group.ended_step,
+                    group.ended,
+                    group.seal,
+                )
+            )
+        for unit in self.dirty_units.values():
+            writes.units.append(
+                (
+                    unit.group.id,
+                    unit.index,
+                    int(unit.state),
+                    unit.cause,
+                    unit.failures,
+                    unit.life,
+                )
+            )
+        if writes:
+            for name in COUNTED:
+                writes.meta[name] = getattr(self, name)
+            writes.meta["ending"] = self.ending
+            writes.meta["finished"] = self.finished
+            writes.meta["error"] = self.error
+            writes.meta["counters"] = dict(self.counters)
+            writes.meta["filtered_in_step"] = self.filtered_in_step
+        self.dirty_groups = {}
+        self.dirty_units = {}
+        return writes, out

@@ -1,0 +1,226 @@
+"""The trainer's side: terms, rewinding, batches, versions, checkpoints.
+
+Invariant: only the newest complete set of ranks acts; a call with an older term is `Fenced` and
+changes nothing. A sample is in at most one committed step of a lineage.
+"""
+
+from __future__ import annotations
+
+from roll_operator.scheduler import groups, validation
+from roll_operator.scheduler.lifecycle import (
+    BATCH_TRANSITIONS,
+    BatchState,
+    Cause,
+    GroupState,
+    IllegalTransition,
+    move,
+)
+from roll_operator.scheduler.state import (
+    Batch,
+    CheckpointRow,
+    JobState,
+    Publication,
+)
+
+# Versions whose locations are remembered; older ones are history.
+REMEMBERED_VERSIONS = 16
+
+
+class Fenced(RuntimeError):
+    """The caller is not, or no longer, the trainer."""
+
+
+class OutOfOrder(RuntimeError):
+    """A call that does not fit where the trainer stands."""
+
+
+def check_term(state: JobState, term: int) -> None:
+    if term != state.trainer.term or term == 0:
+        raise Fenced(f"trainer term {term} is not the current one ({state.trainer.term})")
+
+
+def rewind(state: JobState, term: int, step: int, now: float) -> int:
+    """The trainer starts from checkpoint `step`: later steps are batched again. Returns the lineage."""
+    check_term(state, term)
+    if step < state.folded or step > state.formed:
+        _open_lineage(state, step, now)
+    else:
+        for batch in state.batches.values():
+            if batch.step > step and batch.state is not BatchState.BATCHED:
+                _move_batch(state, batch, BatchState.BATCHED)
+        state.reported = step
+        for checkpoint in [c for c in state.checkpoints if c.step > step]:
+            _drop_checkpoint(state, checkpoint)
+    state.asked = 0
+    state.writes.meta["reported"] = state.reported
+    return state.lineage
+
+
+def _open_lineage(state: JobState, step: int, now: float) -> None:
+    """The recorded batches cannot serve a start from `step`: begin anew there."""
+    cancel_live(state, now, Cause.LINEAGE)
+    for batch in [b for b in state.batches.values() if b.step > step]:
+        _move_batch(state, batch, BatchState.ABANDONED)
+        del state.batches[batch.step]
+    if step < state.folded:
+        state.writes.abandoned.append((state.lineage, step))
+    for checkpoint in [c for c in state.checkpoints if c.step > step]:
+        _drop_checkpoint(state, checkpoint)
+    state.lineage += 1
+    state.formed = state.reported = step
+    state.folded = min(state.folded, step)
+    state.published = None
+    state.versions = {}
+    state.ending = ""
+    for worker in state.pool("policy").workers.values():
+        worker.version = worker.announced = None
+        state.pool("policy").offer(worker)
+    state.notices["lineage"] = f"training starts again from step {step} as lineage {state.lineage}"
+
+
+def cancel_live(state: JobState, now: float, cause: Cause) -> None:
+    validation.abandon(state, now, cause)
+    for group in list(state.groups.values()):
+        groups.end(state, group, GroupState.CANCELLED, cause, now)
+
+
+def _move_batch(state: JobState, batch: Batch, to: BatchState) -> None:
+    if to not in BATCH_TRANSITIONS[batch.state]:
+        raise IllegalTransition(f"batch {batch.step}: {batch.state.name} -> {to.name}")
+    batch.state = to
+    state.record_batch(batch)
+
+
+def acquire(state: JobState, term: int, step: int, now: float) -> Batch | None:
+    """The recorded batch, or None while it is not complete. Raises when there will be none."""
+    check_term(state, term)
+    if step > state.settings.steps or step > state.reported + 1:
+        raise OutOfOrder(
+            f"batch {step} was asked for, but step {state.reported} is the last trained"
+        )
+    batch = state.batches.get(step)
+    if batch is None:
+        state.asked = step
+        return None
+    if batch.acquired_term != term:
+        if batch.attempts >= state.settings.max_batch_attempts:
+            _poison(state, batch, now)
+            return None
+        batch.attempts += 1
+        batch.acquired_term = term
+        state.record_batch(batch)
+    return batch
+
+
+def _poison(state: JobState, batch: Batch, now: float) -> None:
+    """The batch ended its trainer time and again: it fails, and its step is formed anew."""
+    step = batch.step
+    state.notices["poison"] = (
+        f"batch {step} ended the trainer {batch.attempts} times and is not trained"
+    )
+    if step != state.formed or (state.published is not None and state.published >= step):
+        # Later versions exist: new samples would be newer than the step allows.
+        _open_lineage(state, state.reported, now)
+        return
+    for group in batch.groups or state.archive.groups_of(batch):
+        state.count(f"failed.{Cause.POISON}", len(group.kept))
+        move(group, GroupState.FAILED)
+        group.cause = Cause.POISON
+        group.ended_step, group.ended = step, now
+        group.seal = groups.seal(group)
+        state.touch(group)
+    _move_batch(state, batch, BatchState.POISON)
+    del state.batches[step]
+    state.count(f"editions.{state.lineage}.{step}")
+    state.formed = step - 1
+    state.asked = step
+
+
+def report(state: JobState, term: int, step: int, metrics: str, now: float) -> None:
+    check_term(state, term)
+    if step <= state.reported:
+        return
+    batch = state.batches.get(step)
+    if step != state.reported + 1 or batch is None:
+        raise OutOfOrder(f"step {step} was reported after step {state.reported}")
+    batch.attempts = 0
+    _move_batch(state, batch, BatchState.TRAINED)
+    batch.groups = None
+    state.reported = step
+    state.last_progress = now
+    state.writes.steps.append((state.lineage, step, term, metrics, now))
+
+
+def publish(state: JobState, term: int, publication: Publication) -> None:
+    """Make a version fetchable, or fetchable again. The highest one never goes back."""
+    check_term(state, term)
+    number = publication.number
+    if publication.lineage != state.lineage:
+        raise Fenced(f"version {number} of lineage {publication.lineage} is not current")
+    if number > state.reported:
+        raise OutOfOrder(f"version {number} was published before step {number} was reported")
+    state.versions[number] = publication
+    for old in sorted(state.versions)[:-REMEMBERED_VERSIONS]:
+        del state.versions[old]
+    state.writes.versions.append(
+        (state.lineage, number, term, publication.digest, "\n".join(publication.locations))
+    )
+    if state.published is None or number > state.published:
+        state.published = number
+        validation.schedule(state, number)
+
+
+def announce(state: JobState) -> None:
+    """Tell each policy worker of the newest version it should move to."""
+    if state.published is None:
+        return
+    held = state.held_version
+    for worker in state.pool("policy").workers.values():
+        if not worker.connected:
+            continue
+        target = state.published
+        if held is not None and worker.version is not None and worker.version <= held:
+            target = held
+        if target in state.versions and (worker.announced is None or target > worker.announced):
+            worker.announced = target
+            state.out.policies[worker.id] = state.versions[target]
+
+
+def commit(state: JobState, term: int, row: CheckpointRow, now: float) -> list[str]:
+    """The ledger's word makes it a checkpoint. Returns the paths that no longer are."""
+    check_term(state, term)
+    if row.lineage != state.lineage:
+        raise Fenced(f"a checkpoint of lineage {row.lineage} is not current")
+    if row.step > state.reported:
+        raise OutOfOrder(f"checkpoint {row.step} was committed after step {state.reported}")
+    removed = [c for c in state.checkpoints if c.step == row.step and c.path != row.path]
+    for old in removed:
+        _drop_checkpoint(state, old)
+    if not any(c.path == row.path for c in state.checkpoints):
+        state.checkpoints.append(row)
+        state.checkpoints.sort(key=lambda c: c.step)
+    state.writes.checkpoints.append((row.lineage, row.step, row.path, row.digest, term, now))
+    for batch in state.batches.values():
+        if batch.step <= row.step and batch.state is BatchState.TRAINED:
+            _move_batch(state, batch, BatchState.COMMITTED)
+    while len(state.checkpoints) > state.settings.keep_checkpoints:
+        removed.append(state.checkpoints[0])
+        _drop_checkpoint(state, state.checkpoints[0])
+    _fold(state)
+    return [c.path for c in removed]
+
+
+def _drop_checkpoint(state: JobState, checkpoint: CheckpointRow) -> None:
+    state.checkpoints.remove(checkpoint)
+    state.writes.dropped_checkpoints.append((checkpoint.path,))
+
+
+def _fold(state: JobState) -> None:
+    """Steps that no retained checkpoint needs are folded into their digests."""
+    oldest = state.checkpoints[0].step
+    if oldest <= state.folded:
+        return
+    state.folded = oldest
+    state.writes.fold = (state.lineage, oldest)
+    for step in [s for s in state.batches if s < oldest]:
+        del state.batches[step]
