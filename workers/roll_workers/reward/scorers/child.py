@@ -88,15 +88,13 @@ async def serve_async(
     """Many calls at once; each ends by itself at its time-out unless the function blocks the loop."""
 
     async def one(number: int, given: dict[str, Any]) -> None:
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
                 result = await function.call(**function.arguments(given))
             answer = function.answer(result)
-        except TimeoutError as error:
-            own = error.__traceback__ and error.__traceback__.tb_next is None
-            answer = {"timeout": True} if own else function.failure(error)
         except BaseException as error:
-            answer = function.failure(error)
+            answer = {"timeout": True} if limit.expired() else function.failure(error)
         send({"id": number, **answer})
 
     running: set[asyncio.Task[None]] = set()

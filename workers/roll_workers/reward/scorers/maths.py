@@ -42,7 +42,7 @@ def prepare() -> None:
 
     import math_verify  # noqa: F401  # 2 s of import
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we do the time-outs
     _parsed_gold("1")
 
 

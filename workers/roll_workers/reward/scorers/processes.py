@@ -47,7 +47,8 @@ class ScorerProcesses:
         self.constants = constants or {}
         self.size = processes or min(4, len(os.sched_getaffinity(0)))
         self._processes: set[_Process] = set()
-        self._starting = 0
+        self._starting: asyncio.Task[None] | None = None
+        self._problem = ""  # why the last start failed
         self._free: asyncio.Queue[_Process] = asyncio.Queue()  # one entry per free place
 
     async def start(self) -> None:
@@ -55,6 +56,9 @@ class ScorerProcesses:
         await self._add()
 
     async def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         for process in list(self._processes):
             await process.kill()
         self._processes.clear()
@@ -88,39 +92,35 @@ class ScorerProcesses:
     async def _place(self) -> _Process:
         """A process with room for a call. Where all are busy for long, one more is started: hung calls
         must not hold up the others."""
+        most = self.size
         while True:
             while not self._free.empty():
                 process = self._free.get_nowait()
                 if process in self._processes:
                     return process
-            known = len(self._processes) + self._starting
-            if known < self.size:
-                await self._add_later()
-                continue
-            with contextlib.suppress(TimeoutError):
+            if self._starting is None and len(self._processes) < most:
+                self._starting = asyncio.create_task(self._add_later())
+            try:
                 async with asyncio.timeout(STUCK_SECONDS):
                     process = await self._free.get()
                 if process in self._processes:
                     return process
-                continue
-            if self._starting == 0 and known < MOST_PROCESSES:
-                await self._add_later()
+            except TimeoutError:
+                most = MOST_PROCESSES
+                if self._problem and not self._processes:
+                    raise ScorerCrash(self._problem) from None
 
     async def _add_later(self) -> None:
         try:
             await self._add()
-        except (
-            UserError,
-            OSError,
-        ) as error:  # it loaded at the start: files or memory are short now
-            raise ScorerCrash(f"{self.reference}: can't start a scorer process: {error}") from error
+            self._problem = ""
+        except (UserError, OSError) as error:  # it loaded at the start: files or memory are short now
+            self._problem = f"{self.reference}: can't start a scorer process: {error}"
+        finally:
+            self._starting = None
 
     async def _add(self) -> None:
-        self._starting += 1
-        try:
-            process = await _Process.start(self.reference, self.source, self.timeout)
-        finally:
-            self._starting -= 1
+        process = await _Process.start(self.reference, self.source, self.timeout)
         self._processes.add(process)
         for _ in range(ASYNC_CALLS if process.is_async else 1):
             self._free.put_nowait(process)
