@@ -33,7 +33,9 @@ def main() -> int:
     try:
         run(WorkerConfig.from_env())
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        # One line, the last one: it is what the operator shows of a process that exited 2.
+        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        print(f"error: {message}", file=sys.stderr, flush=True)
         return 2
     except Refused as error:
         log.info("refused by the scheduler: %s", error)
