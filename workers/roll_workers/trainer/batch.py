@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ class TokenBatch:
             reference=None if self.reference is None else self.reference[mask],
         )
 
-    def with_columns(self, **columns: Tensor) -> TokenBatch:
+    def with_columns(self, **columns: Any) -> TokenBatch:
         return replace(self, **columns)
 
 
@@ -131,7 +132,9 @@ def build_shard(samples: Iterable[ShardSample], vocabulary: int, context: int) -
     prompt_lengths = np.array([int(row.action_mask.argmax()) for row in rows], np.int64)
     if prompt_lengths.size and prompt_lengths.min() == 0:
         unit = units[owner[int(prompt_lengths.argmin())]]
-        raise UserError(f"sample {unit[0]}/{unit[1]} has an empty prompt: nothing predicts its first token")
+        raise UserError(
+            f"sample {unit[0]}/{unit[1]} has an empty prompt: nothing predicts its first token"
+        )
     action = np.flatnonzero(mask)
     sequence = np.repeat(np.arange(len(rows)), lengths)[action]
     nothing = torch.zeros(len(action))

@@ -42,7 +42,13 @@ class Strategy(Protocol):
     context: int
     """Tokens of the longest sequence."""
 
-    def load(self, model_path: Path, spec: JobSpec, reference_path: Path | None = None) -> None: ...
+    def load(self, model_path: Path, spec: JobSpec, reference_path: Path | None = None) -> None:
+        """Needs no other rank."""
+        ...
+
+    def join(self) -> None:
+        """Waits for the other ranks; nothing collective works before."""
+        ...
 
     def log_probs(self, batch: TokenBatch, *, reference: bool = False) -> Tensor:
         """Of every action token, after temperature, without gradient."""

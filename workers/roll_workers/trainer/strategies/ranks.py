@@ -11,18 +11,21 @@ from torch import Tensor
 
 
 class Ranks:
-    """Joins the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe."""
+    """Collectives work after `join`."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
         self.world = world
-        if world > 1:
+
+    def join(self) -> None:
+        """Forms the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe."""
+        if self.world > 1:
             # Objects travel over gloo even where tensors take NCCL. Batches may take long to arrive:
             # a dead peer breaks its connections at once, so the time-out need not find it.
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                rank=rank,
-                world_size=world,
+                rank=self.rank,
+                world_size=self.world,
                 timeout=timedelta(hours=24),
             )
 

@@ -38,7 +38,10 @@ def save_state(
                 if not file.name.endswith(".index.json"):
                     shutil.copyfile(file, folder / "model" / file.name)
         torch.save(optimizer, folder / "optimizer.pt")
-        names += ["optimizer.pt", *(f"model/{f.name}" for f in sorted((folder / "model").iterdir()))]
+        names += [
+            "optimizer.pt",
+            *(f"model/{f.name}" for f in sorted((folder / "model").iterdir())),
+        ]
     return names
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from roll_api import JobSpec
 from torch import Tensor
 
+from roll_workers.builtin.models import context_length
 from roll_workers.trainer.algorithms import log_probs_and_entropy
 from roll_workers.trainer.batch import TokenBatch
 from roll_workers.trainer.strategies import LossFn, NonFinite, Policy
-from roll_workers.trainer.strategies.layout import MicroBatch, Shape, micro_batches
+from roll_workers.trainer.strategies.layout import MicroBatch, micro_batches
 from roll_workers.trainer.strategies.model import (
     Model,
     attends_as_told,
@@ -43,6 +44,9 @@ class TorchStrategy:
         local = rank % max(torch.cuda.device_count(), 1)
         self.device = torch.device("cuda", local) if gpu else torch.device("cpu")
 
+    def join(self) -> None:
+        self.ranks.join()
+
     def load(self, model_path: Path, spec: JobSpec, reference_path: Path | None = None) -> None:
         _same_bits_every_time(spec.roles.trainer.threads)
         torch.manual_seed(spec.seed)
@@ -54,7 +58,7 @@ class TorchStrategy:
             )
             self.reference.requires_grad_(False)
         self.vocabulary = self.model.config.vocab_size
-        self.context = self.model.config.max_position_embeddings
+        self.context = context_length(self.model.config) or 1 << 62
         self.temperature = spec.rollout.sampling.temperature
         self.max_tokens = spec.roles.trainer.strategy.micro_batch_tokens
         self.max_grad_norm = spec.algorithm.max_grad_norm
@@ -93,11 +97,11 @@ class TorchStrategy:
         sums: Tensor | None = None
         for micro_batch in micro_batches(batch, self.shape, self.max_tokens):
             policy = self._forward(self.model, batch, micro_batch)
-            loss, figures = loss_fn(batch, policy)
+            loss, share = loss_fn(batch, policy)
             loss.backward()
             losses.append(loss.detach())
             parts.append(micro_batch)
-            sums = figures if sums is None else sums + figures
+            sums = share if sums is None else sums + share
         self.ranks.sum_(self.gradient)
         norm = torch.linalg.vector_norm(self.gradient)
         if not torch.isfinite(norm):
@@ -112,7 +116,12 @@ class TorchStrategy:
         return figures, self.ranks.sum_(sums)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: value.to(self.dtype) for name, value in self._named().items()}
+        """With both names of tied weights, which share their memory also after the cast."""
+        cast: dict[int, Tensor] = {}
+        return {
+            name: cast.setdefault(value.data_ptr(), value.detach().to(self.dtype))
+            for name, value in self.model.state_dict().items()
+        }
 
     def save(self, folder: Path) -> list[str]:
         return save_state(
@@ -153,8 +162,6 @@ class TorchStrategy:
 
 
 def _no_actions() -> Policy:
-    import numpy as np
-
     return Policy(np.empty(0, np.int64), torch.zeros(0), torch.zeros(0))
 
 
@@ -173,7 +180,7 @@ def _same_bits_every_time(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     # Otherwise every fresh tensor is filled with NaN first.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     _keep_freed_memory()
 
 
@@ -184,5 +191,3 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, (1 << 31) - 1)
-
-

@@ -1,0 +1,25 @@
+"""Checkpoints that are whole or do not count.
+
+Invariants:
+- shards first, flushed to disk; then a manifest with their sizes and checksums, under its name by a rename;
+  then the ledger, whose word makes it a checkpoint;
+- a folder's name holds step and trainer term, so a trainer that was replaced writes where nobody looks;
+- nothing but the ledger's answer to a commit removes a checkpoint that the ledger vouched for.
+"""
+
+from roll_workers.trainer.checkpoint.manifest import (
+    CorruptCheckpoint,
+    Manifest,
+    folder_name,
+    verify,
+)
+from roll_workers.trainer.checkpoint.store import CheckpointStore, Saved
+
+__all__ = [
+    "CheckpointStore",
+    "CorruptCheckpoint",
+    "Manifest",
+    "Saved",
+    "folder_name",
+    "verify",
+]

@@ -1,0 +1,228 @@
+"""The trainer, top to bottom: come back to the newest checkpoint, then batch by batch to the last step.
+
+Invariant: step N turns version N-1 into N. What happens to the weights is a function of the checkpoint and the
+recorded batches alone, so a trainer that died and came back, and `roll replay`, end with the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from roll_api import RLJob
+from roll_wire import session_pb2, trainer_pb2
+
+from roll_workers.builtin.models import resolve_model
+from roll_workers.errors import Drained
+from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.trainer_session import TrainerSession
+from roll_workers.trainer import metrics
+from roll_workers.trainer.batch import build_shard
+from roll_workers.trainer.checkpoint import CheckpointStore
+from roll_workers.trainer.objective import Objective
+from roll_workers.trainer.strategies import NonFinite, make_strategy
+from roll_workers.weights import locations, publish, serve_weights
+
+log = logging.getLogger(__name__)
+
+
+def main(config: WorkerConfig, job: RLJob) -> None:
+    with TrainerSession(config, serve_weights(config.storage / "weights")) as session:
+        trainer = Trainer(config, job, session, output=config.storage)
+        try:
+            trainer.run()
+        finally:
+            trainer.close()
+
+
+class Trainer:
+    """One rank. `output` is where weights, metrics and checkpoints go; replay writes elsewhere."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        job: RLJob,
+        session: TrainerSession,
+        *,
+        output: Path,
+        keeps: bool = True,
+    ) -> None:
+        self.config, self.job, self.spec = config, job, job.spec
+        self.session, self.calls = session, session.calls
+        self.output, self.keeps = output, keeps
+        self.rank, self.world = config.rank, config.world
+        self.objective = Objective(job.spec)
+        self.strategy = make_strategy(job.spec.roles.trainer.strategy.kind, self.rank, self.world)
+        self.checkpoints = CheckpointStore(config.storage, self.strategy, self.rank)
+        self.recorder: metrics.Recorder | None = None
+        self.saved = -1  # step of the newest checkpoint
+        self.digest = ""  # of the weights after the newest step
+
+    def run(self) -> None:
+        source = self.spec.model
+        model = resolve_model(source.path, self.config.storage, self.config.source)
+        reference = model
+        if source.reference is not None:
+            reference = resolve_model(
+                source.reference.path, self.config.storage, self.config.source
+            )
+        self.strategy.load(model, self.spec, reference)
+        self.term, _ = self.session.welcome()  # when all ranks of this attempt have said Hello
+        self.strategy.join()
+        step = self.come_back()
+        while step < self.spec.steps:
+            if not self.acquire(step + 1):
+                break
+            step += 1
+            self.train(step)
+            if step % self.spec.checkpoint.every_steps == 0 or step == self.spec.steps:
+                self.checkpoint(step)
+        if step > self.saved:  # drained, or out of batches: the work of the last steps is kept
+            self.checkpoint(step)
+
+    def come_back(self) -> int:
+        """Restores the newest intact checkpoint M and makes version M fetchable; without any, M is 0."""
+        position = self.calls.GetPosition(trainer_pb2.PositionRequest())
+        newest, _ = self.checkpoints.newest_intact(position.checkpoints)
+        step = 0
+        if newest is not None:
+            self.checkpoints.restore(newest)
+            step = self.saved = newest.step
+        elif position.checkpoints:
+            log.warning("no checkpoint is intact: starting again from the model at step 0")
+        if self.rank == 0:
+            reply = self.calls.Rewind(trainer_pb2.RewindRequest(step=step))
+            lineage = reply.lineage
+        self.lineage = self.strategy.all_gather(lineage if self.rank == 0 else 0)[0]
+        log.info("starting at step %d of %d, lineage %d", step, self.spec.steps, self.lineage)
+        if self.keeps:
+            self.checkpoints.remove_leftovers(position.checkpoints, self.term)
+        manifest = self.write_weights(step)
+        if self.saved < 0:
+            self.checkpoint(0)  # before the first admission, which waits for version 0
+        if self.rank == 0:
+            self.recorder = metrics.Recorder(self.output, step)
+        self.announce(step, manifest)
+        return step
+
+    def acquire(self, step: int) -> bool:
+        """Waits until batch `step` is recorded. False: there is none, or this trainer is to stop."""
+        self.began = time.perf_counter()
+        go_on = False
+        if self.rank == 0 and not self.session.draining.is_set():
+            try:
+                batch = self.calls.AcquireBatch(trainer_pb2.BatchRequest(step=step))
+                go_on = not batch.finished
+            except Drained:
+                log.info("asked to stop before step %d", step)
+        return bool(self.strategy.all_gather(go_on)[0])
+
+    def train(self, step: int) -> None:
+        waited = time.perf_counter()
+        request = trainer_pb2.ShardRequest(step=step, world=self.world)
+        samples = [s for chunk in self.calls.FetchShard(request) for s in chunk.samples]
+        shard = build_shard(samples, self.strategy.vocabulary, self.strategy.context)
+        fetched = time.perf_counter()
+
+        shard.batch = batch = self.objective.prepare(shard, self.strategy)
+        figures: dict[str, float] = {}
+        sums, updates = None, 0
+        rate = self.objective.learning_rate(step)
+        prepared = time.perf_counter()
+        for part in self.objective.minibatches(shard, batch, self.strategy):
+            try:
+                figures, share = self.strategy.train_step(part, self.objective.loss, rate)
+            except NonFinite as error:
+                units = [shard.units[shard.sample[s]] for s in error.sequences]
+                raise FloatingPointError(
+                    f"step {step}: {error}; nothing was updated; samples: {units or 'unknown'}"
+                ) from error
+            sums = share if sums is None else sums + share
+            updates += 1
+        trained = time.perf_counter()
+
+        manifest = self.write_weights(step)
+        assert sums is not None
+        described = metrics.describe_shard(shard, step - 1)
+        figures |= self.objective.figures(sums, updates)
+        figures |= metrics.over_ranks(described, self.strategy)
+        written = time.perf_counter()
+        total = written - self.began
+        figures |= {
+            "actor/lr": rate,
+            "system/tps": figures["system/tokens"] / total,
+            "time/step_rollout": waited - self.began,
+            "time/step_fetch": fetched - waited,
+            "time/step_adv": prepared - fetched,
+            "time/step_train": trained - prepared,
+            "time/step_model_update": written - trained,
+            "time/step_total": total,
+        }
+        if self.rank == 0:
+            assert self.recorder is not None
+            facts = {"lineage": self.lineage, "weights_digest": self.digest}
+            self.recorder.record(step, figures, facts)
+            self.calls.ReportStep(trainer_pb2.StepReport(step=step, metrics=figures))
+        self.announce(step, manifest)
+
+    def write_weights(self, version: int) -> object:
+        """Every rank gathers, rank 0 writes."""
+        tensors = self.strategy.weights()
+        if self.rank != 0:
+            return None
+        manifest = publish(
+            self.output / "weights",
+            (self.lineage, version),
+            tensors,
+            self.term,
+            keep=self.spec.weights.keep,
+        )
+        self.digest = manifest.digest
+        return manifest
+
+    def announce(self, version: int, manifest: object) -> None:
+        if self.rank != 0:
+            return
+        number = session_pb2.PolicyVersion(lineage=self.lineage, number=version)
+        places = locations(
+            self.output / "weights",
+            (self.lineage, version),
+            self.session.address,
+            self.spec.weights.transfer,
+        )
+        self.calls.PublishVersion(
+            trainer_pb2.Publication(version=number, manifest_digest=self.digest, locations=places)
+        )
+
+    def checkpoint(self, step: int) -> None:
+        """Shards, manifest, ledger, in this order; then what the ledger let go of is removed."""
+        if not self.keeps:
+            return
+        facts = {
+            "job": self.config.job,
+            "job_uid": self.config.job_uid,
+            "lineage": self.lineage,
+            "world": self.world,
+            "seed": self.spec.seed,
+            "weights_digest": self.digest,
+            "controllers": {},
+        }
+        saved = self.checkpoints.save(facts, step=step, term=self.term)
+        if self.rank == 0:
+            reply = self.calls.CommitCheckpoint(
+                trainer_pb2.CheckpointCommit(
+                    checkpoint=trainer_pb2.Checkpoint(
+                        step=step, lineage=self.lineage, path=saved.path, digest=saved.digest
+                    ),
+                    keep_last=self.spec.checkpoint.keep_last,
+                )
+            )
+            self.checkpoints.remove(reply.remove)
+        self.saved = step
+        log.info("checkpoint of step %d committed", step)
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+        self.strategy.close()
