@@ -64,13 +64,13 @@ class LocalBackend:
         self,
         logs: Path,
         mark: str,
-        command: Command = module_command,
+        command: Command | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.changed = asyncio.Event()
         self._logs = logs
         self._mark = mark
-        self._command = command
+        self._command = command or module_command
         self._clock = clock
         self._children: dict[str, _Child] = {}
         self._rendezvous: dict[int, int] = {}

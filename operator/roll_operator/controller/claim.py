@@ -63,6 +63,7 @@ def identify(folder: RunFolder, job: RLJob, *, fresh: bool = False) -> str:
     """The uid under which this job may use the folder, which is held. Raises RunError."""
     if fresh:
         _empty(folder)
+        return str(uuid.uuid4())
     run = folder.run()
     if not run:
         if _entries(folder.path):

@@ -72,12 +72,15 @@ class LocalRun:
     watch: Watcher
     state: State
     progress: Progress | None = None
+    progress_from: str = ""
+    """Uid of the scheduler that said so: the words of a dead one tell nothing about now."""
     suspend: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _poll_now: asyncio.Event = field(default_factory=asyncio.Event)
     _sync_now: asyncio.Event = field(default_factory=asyncio.Event)
     _saved_at: float = 0.0
     _saved: tuple[object, ...] = ()
+    _seen: set[str] = field(default_factory=set)
 
     async def run(self) -> Snapshot:
         """Returns when the job ended, or was stopped, and no process is left."""
@@ -116,19 +119,19 @@ class LocalRun:
         return Observed(
             pods=self.backend.pods(),
             record=self.state.record,
-            progress=self.progress,
+            progress=self.progress if self.progress_from == self._scheduler() else None,
             suspend=self.suspend,
             status=self.state.status,
         )
 
     def _snapshot(self, result: Plan) -> Snapshot:
         self.state.clock.tick(time.time(), training=result.record.was_running)
-        self.state.remember(self.progress)
+        self.state.remember(self._observed().progress)
         shown = processes(self.job, self._observed(), result.record)
         return Snapshot(
             self.job,
             result.status,
-            self.progress or self.state.last_progress,
+            self.state.last_progress,
             shown,
             result.record,
             self.suspend,
@@ -183,37 +186,49 @@ class LocalRun:
     async def _poll(self) -> None:
         while True:
             self._poll_now.clear()
-            self.progress = await self.link.progress()
+            asked = self._scheduler()
+            answer = await self.link.progress() if asked else None
+            if asked == self._scheduler():
+                self.progress, self.progress_from = answer, asked
             self._wake.set()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poll_now.wait(), POLL_SECONDS)
+            await _within(POLL_SECONDS, self._poll_now)
 
     async def _sync(self) -> None:
         """Tells the scheduler who is there and who is gone, whenever that or the scheduler changed."""
         told: tuple[object, ...] = ()
         while True:
             self._sync_now.clear()
-            scheduler = [p.uid for p in self.backend.pods() if p.role == SCHEDULER and _lives(p)]
+            scheduler = self._scheduler()
             current = [p for p in self.backend.pods() if p.role != SCHEDULER and _lives(p)]
             gone = self._gone({p.uid for p in current})
-            news = (*scheduler, *sorted(p.uid for p in current), *gone)
+            news = (scheduler, *sorted(p.uid for p in current), *gone)
             if not scheduler or news == told:
                 await self._sync_now.wait()
             elif await self.link.sync(self.site.job_uid, current, gone):
                 told = news
             else:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._sync_now.wait(), RETRY_SECONDS)
+                await _within(RETRY_SECONDS, self._sync_now)
+
+    def _scheduler(self) -> str:
+        """Uid of the scheduler that runs, or nothing."""
+        return next((p.uid for p in self.backend.pods() if p.role == SCHEDULER and _lives(p)), "")
 
     def _gone(self, current: set[str]) -> list[str]:
         """Uids of earlier attempts can be computed, so none is forgotten when this process restarts."""
-        gone = set()
+        self._seen.update(pod.uid for pod in self.backend.pods())
+        gone = set(self._seen)
         for place in desired_pods(self.job):
             attempt = self.state.record.scope(place.scope).attempt
             for older in range(max(0, attempt - REMEMBERED_ATTEMPTS), attempt):
                 gone.add(uid_of(self.site.job_uid, place.name, older))
-        gone.update(p.uid for p in self.backend.pods() if p.phase is PodPhase.EXITED)
         return sorted(gone - current)
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Not `wait_for`: until Python 3.12 it loses a cancellation that comes together with the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _lives(pod: Pod) -> bool:

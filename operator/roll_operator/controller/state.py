@@ -47,7 +47,8 @@ class State:
             return cls(job_uid=job_uid)
         record = next_run(_RECORD.validate_python(document["record"]))
         clock = Clock(document.get("durationSeconds", 0.0), document.get("trainingSeconds", 0.0))
-        return cls(record=record, clock=clock, job_uid=job_uid)
+        status = JobStatus.model_validate(document["status"])
+        return cls(record=record, status=status, clock=clock, job_uid=job_uid)
 
     def remember(self, progress: Progress | None) -> None:
         if progress is not None:

@@ -40,7 +40,7 @@ class Process:
     pid: int | None
     attempt: int
     state: str
-    """waiting | starting | ready | stopping | exited"""
+    """waiting | starting | ready | stopping | exited | ended"""
     uid: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,8 @@ def timestamp(seconds: float) -> str:
 def _process(place: DesiredPod, pod: Pod | None, observed: Observed, record: Record) -> Process:
     if pod is None:
         attempt = record.scope(place.scope).attempt
-        return Process(place.name, place.role, None, attempt, "waiting")
+        over = record.finished or record.failure is not None or observed.suspend
+        return Process(place.name, place.role, None, attempt, "ended" if over else "waiting")
     if pod.phase is not PodPhase.RUNNING:
         pid = pod.pid if pod.phase is PodPhase.STOPPING else None
         return Process(pod.name, pod.role, pid, pod.attempt, pod.phase.value, pod.uid)
@@ -123,7 +124,7 @@ def _role_status(role: str, shown: tuple[Process, ...], record: Record) -> RoleS
     mine = [process for process in shown if process.role == role]
     last = record.last_failures.get(role)
     return RoleStatus(
-        replicas=sum(process.state not in ("waiting", "exited") for process in mine),
+        replicas=sum(process.state not in ("waiting", "exited", "ended") for process in mine),
         ready=sum(process.state == "ready" for process in mine),
         restarts=record.restarts.get(role, 0),
         attempt=max((process.attempt for process in mine), default=0),

@@ -1,0 +1,210 @@
+"""The commands, their arguments and their help. What they do is in the modules they import when called.
+
+Invariant: a user's mistake ends in one message on stderr and exit code 2, never in a traceback; and a command
+that does not train imports neither torch nor the scheduler before it is known to be needed.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from roll_operator.controller.folder import RunError
+
+app = typer.Typer(
+    name="roll",
+    help="Reinforcement learning of language models, with a durable record of every sample.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+ledger_app = typer.Typer(
+    help="The durable record of a run's samples.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(ledger_app, name="ledger")
+
+
+class Output(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of the run, e.g. runs/arithmetic; or its name."),
+]
+OutputOption = Annotated[
+    Output, typer.Option("--format", "-o", help="text for people, json for scripts.")
+]
+
+
+@app.command()
+def run(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="File of an RLJob.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the run. [default: runs/<job>]")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete an earlier run and start over.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port of the scheduler on 127.0.0.1. [default: a free one]"
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key of the spec; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Train on this machine. Run again, it continues where it was; Ctrl-C stops it.
+
+    Example: roll run examples/arithmetic.yaml --output runs/first --set steps=20
+    """
+    from roll_operator.cli.run import run_job
+
+    raise typer.Exit(run_job(job, output, fresh=fresh, port=port, overrides=set_ or []))
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of RLJobs.")],
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Judge also what concerns pods.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Report everything that is wrong with a job, with file, line and key. Exit code 2 if anything is.
+
+    Example: roll validate examples/*.yaml
+    """
+    from roll_operator.cli.validate import validate_files
+
+    raise typer.Exit(validate_files(files, cluster=cluster, as_json=output is Output.JSON))
+
+
+@app.command()
+def status(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
+    """Show where a run stands, with its processes, restarts and figures.
+
+    Example: roll status runs/arithmetic -o json
+    """
+    from roll_operator.cli.status import show_status
+
+    raise typer.Exit(show_status(find_run(run), as_json=output is Output.JSON))
+
+
+@app.command()
+def samples(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show again and again.")] = False,
+    id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="GROUP.INDEX", help="The whole story of one sample."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Samples shown, at most.")] = 50,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show where every sample in flight is: stage, worker, version, age, attempt.
+
+    Examples: roll samples runs/arithmetic --follow; roll samples runs/arithmetic --id 17.3
+    """
+    from roll_operator.cli.samples import show_sample, show_samples
+
+    folder = find_run(run)
+    as_json = output is Output.JSON
+    if id is not None:
+        raise typer.Exit(show_sample(folder, id, as_json=as_json))
+    raise typer.Exit(show_samples(folder, follow=follow, limit=limit, as_json=as_json))
+
+
+@app.command()
+def logs(
+    run: RunArgument,
+    pod: Annotated[
+        str | None,
+        typer.Argument(help="A process, e.g. trainer-0, or trainer-0.1 for its attempt 1."),
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="Only processes of this role.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as lines are written.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Last lines per log; 0: all.")
+    ] = 0,
+) -> None:
+    """Print what the processes of a run wrote.
+
+    Example: roll logs runs/arithmetic --role inference --follow
+    """
+    from roll_operator.cli.logs import show_logs
+
+    raise typer.Exit(show_logs(find_run(run), pod=pod, role=role, follow=follow, lines=lines))
+
+
+@app.command()
+def replay(run: RunArgument) -> None:
+    """Train again from the recorded batches alone and compare the weights. Exit code 1 if they differ.
+
+    Example: roll replay runs/arithmetic
+    """
+    from roll_operator.cli.replay import replay_run
+
+    raise typer.Exit(replay_run(find_run(run)))
+
+
+@ledger_app.command("verify")
+def ledger_verify(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
+    """Audit a run from its ledger alone: every sample has one end, none is trained twice. Exit code 1 if not.
+
+    Example: roll ledger verify runs/arithmetic
+    """
+    from roll_operator.cli.ledger import verify_ledger
+
+    raise typer.Exit(verify_ledger(find_run(run), as_json=output is Output.JSON))
+
+
+def find_run(name: Path) -> Path:
+    """A run by its folder, or by its name in `runs`."""
+    for folder in (name, Path("runs") / name):
+        if (folder / "run.json").exists():
+            return folder
+    raise RunError(f"{name} is not the folder of a run (it has no run.json)")
+
+
+def main() -> None:
+    # gRPC's own log would write over the live view when a scheduler goes away.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _guarded(app)
+
+
+def _guarded(command: Callable[[], object]) -> NoReturn:
+    """Mistakes become messages; a closed pipe (`| head`) is no mistake."""
+    try:
+        command()
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.filename is None and error.errno not in _DISK:
+            raise
+        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+_DISK = (28, 30, 122)  # full, read-only, quota

@@ -1,0 +1,104 @@
+"""`roll status`: what `roll run` wrote last, with the scheduler's newest figures while the job runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
+from roll_operator.controller.folder import RunFolder
+
+HIDDEN = ("record",)
+
+
+def show_status(run: Path, *, as_json: bool) -> int:
+    document = read_status(run)
+    print(json.dumps(document, indent=1) if as_json else _text(document))
+    return 0
+
+
+def read_status(run: Path) -> dict[str, Any]:
+    folder = RunFolder(run)
+    running = folder.in_use()
+    document = {key: value for key, value in folder.state().items() if key not in HIDDEN}
+    document.setdefault("job", folder.run().get("job"))
+    document.setdefault("phase", "Pending")
+    document.setdefault("processes", [])
+    document["running"] = running
+    document["run"] = str(run)
+    if not running:
+        document |= {key: value for key, value in folder.summary().items() if key not in document}
+        document["samples"] = folder.summary().get("samples", document.get("samples"))
+        if document["phase"] in ("Pending", "Starting", "Running", "Recovering"):
+            # `roll run` itself was killed: what it wrote last is no longer true.
+            document["phase"] = "Suspended"
+            document["processes"] = []
+    elif (live := _live(folder)) is not None:
+        document |= live
+    return document
+
+
+def _live(folder: RunFolder) -> dict[str, Any] | None:
+    from roll_wire import control_pb2
+
+    reply = ask(
+        folder,
+        lambda control: control.GetProgress(control_pb2.ProgressRequest(), timeout=CALL_SECONDS),
+    )
+    if reply is None:
+        return None
+    live: dict[str, Any] = {
+        "step": reply.step,
+        "checkpoint": reply.checkpoint if reply.checkpoint >= 0 else None,
+        "stalenessMax": reply.staleness_max,
+        "reward": reply.reward,
+        "recentSamplesPerSecond": reply.samples_per_second,
+        "samples": {
+            "trained": reply.samples.get("trained", 0),
+            "redone": reply.redone,
+            "dropped": dict(reply.dropped),
+            "states": dict(reply.samples),
+        },
+        "metrics": dict(reply.metrics),
+        "notices": list(reply.notices),
+    }
+    if reply.has_validation:
+        live["validationReward"] = {"first": reply.validation_first, "last": reply.validation_last}
+    return live
+
+
+def _text(document: dict[str, Any]) -> str:
+    restarts = document.get("restarts") or {}
+    samples = document.get("samples") or {}
+    lines = [
+        f"job        {document['job']}",
+        f"phase      {document['phase']}" + ("" if document["running"] else " (not running)"),
+        f"step       {document.get('step', 0)}/{document.get('steps', '?')}"
+        f", checkpoint {_or_none(document.get('checkpoint'))}",
+        f"reward     {_number(document.get('reward'))}",
+    ]
+    if held_out := document.get("validationReward"):
+        lines.append(f"held out   {held_out['first']:.3f} → {held_out['last']:.3f}")
+    lines += [
+        f"samples    {samples.get('trained', 0)} trained, "
+        f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",
+        "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items()) or "none"),
+    ]
+    if document.get("message"):
+        lines.append(f"message    {document['message']}")
+    lines += [f"notice     {notice}" for notice in document.get("notices", [])]
+    if document["processes"]:
+        lines.append("")
+        lines.append(f"{'PROCESS':<32}{'PID':>8}  {'ATTEMPT':<9}STATE")
+        lines += [
+            f"{p['name']:<32}{_or_none(p['pid']):>8}  {p['attempt']:<9}{p['state']}"
+            for p in document["processes"]
+        ]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _or_none(value: object) -> str:
+    return "-" if value is None else str(value)
