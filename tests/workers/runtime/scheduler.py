@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 from roll_wire import session_pb2, session_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
@@ -75,6 +76,9 @@ class Scheduler(session_pb2_grpc.SessionServicer):
         self.port = port
         self.acknowledge: Ack.Verdict | None = Ack.STORED
         self.refuse: Refused | None = None
+        self.aborts = 0  # so many streams are cancelled before Welcome
+        self.before_welcome = asyncio.Event()
+        self.before_welcome.set()
         self.welcome = Welcome(term=1, trainer_term=7, lineage=1)
         self.hellos: list[Hello] = []
         self.messages: list[FromWorker] = []
@@ -118,6 +122,10 @@ class Scheduler(session_pb2_grpc.SessionServicer):
         first = await anext(aiter(request_iterator))
         self.hellos.append(first.hello)
         await self._notify()
+        if self.aborts:
+            self.aborts -= 1
+            await context.abort(grpc.StatusCode.CANCELLED, "not now")
+        await self.before_welcome.wait()
         if self.refuse is not None:
             yield ToWorker(refused=self.refuse)
             return

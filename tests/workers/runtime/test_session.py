@@ -119,6 +119,44 @@ def test_a_session_waits_for_a_scheduler_that_comes_late() -> None:
     run(main)
 
 
+def test_a_stream_that_the_scheduler_cancels_is_opened_again() -> None:
+    async def main() -> None:
+        scheduler = Scheduler(free_port())
+        scheduler.aborts = 2
+        await scheduler.start()
+        async with Session(config_for(scheduler.port), pool="reward", credits=1) as session:
+            assert session.welcomed
+            assert len(scheduler.hellos) == 3
+        await scheduler.kill()
+
+    run(main)
+
+
+def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
+    async def main() -> None:
+        scheduler = Scheduler(free_port())
+        await scheduler.start()
+        async with Session(config_for(scheduler.port), pool="policy", credits=8) as session:
+            scheduler.assign(task(1))
+            received = await anext(session)
+            await scheduler.kill()
+            second = Scheduler(scheduler.port)
+            second.before_welcome.clear()
+            await second.start()
+            await second.until(lambda: second.hellos)
+            session.holding((1, 3))
+            session.result(received, b"")
+            second.before_welcome.set()
+            await second.until(second.results)
+            assert [m.holding.version.number for m in second.messages if m.HasField("holding")] == [
+                3
+            ]
+            assert numbers(second.results()) == [1]
+            await second.kill()
+
+    run(main)
+
+
 def test_leases_fenced_at_welcome_are_dropped_and_the_role_is_told() -> None:
     async def main() -> None:
         scheduler = Scheduler(free_port())

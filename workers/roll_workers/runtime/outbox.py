@@ -170,8 +170,8 @@ class Outbox:
         ]
         return [_held(task, False) for task in self.held.values()] + waiting + between_turns
 
-    def reconnected(self) -> None:
-        """A new stream begins after Hello: everything unacknowledged is due again, nothing else is."""
+    def reconnecting(self) -> None:
+        """A new Hello is about to be made: after it, everything unacknowledged is due again."""
         self._control.clear()
         self._unsent_partials.clear()
         for items in self._partials.values():

@@ -1,10 +1,8 @@
-"""The session of a worker with its job's scheduler: one stream, opened again for ever.
+"""The session of a worker with its job's scheduler: tasks in, results out, however often the stream breaks.
 
 Invariants:
 - nothing that the role reported is forgotten before it is acknowledged: the scheduler may be away for
   minutes, or be another process when it comes back;
-- reader and sender are tasks of their own: a scheduler that does not read can't keep this worker from
-  reading, so flow control never deadlocks;
 - `result` and `fail` never wait, and are for the thread of the event loop only;
 - health says SERVING once the worker can be of use: welcomed and, if it serves the policy, holding a
   published version.
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import signal
 import threading
 from collections import deque
@@ -22,18 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-import grpc
 import grpc.aio
 from roll_wire import session_pb2
-from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.session_pb2 import Failure, FromWorker, Policy, PolicyVersion, Task, ToWorker
-from roll_wire.session_pb2_grpc import SessionAsyncStub
 
 from roll_workers.errors import Fenced, Refused
 from roll_workers.runtime import metrics
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.health import Services
 from roll_workers.runtime.outbox import Cancelled, Outbox, lease_key, unit_key
+from roll_workers.runtime.stream import Stream
 
 __all__ = [
     "Cancelled",
@@ -48,16 +43,12 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY, LAST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 DRAIN_SECONDS = 10.0  # for the role to finish or return its work
 LONELY_DRAIN_SECONDS = 1.0  # for the scheduler to come back and take the last results
-BEAT_SECONDS = 1.0  # signs of life are gathered for so long
-BEATS_PER_PING = 5
 POLICY = "policy"  # the one pool whose weights have versions
 
 AddService = Callable[[grpc.aio.Server], None]
 Version = PolicyVersion | tuple[int, int]  # (lineage, number)
-Call = grpc.aio.StreamStreamCall[FromWorker, ToWorker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +86,10 @@ class Session:
         """
         self.config = config
         self._services = None if address else Services(config, *serve)
+        self.welcomed = False  # by any scheduler yet
         self.term = 0  # the scheduler's
         self.lineage = 0
         self.trainer_term = 0
-        self.connected = False
         self.draining = ""  # the reason, once asked
         self.error: BaseException | None = None
         self._pool, self._credits, self._data, self.address = pool, credits, data, address
@@ -106,9 +97,19 @@ class Session:
         self._outbox = Outbox()
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()  # something changed for whoever iterates
-        self._due = asyncio.Event()  # something waits for the sender
+        self._stream = Stream(
+            config.scheduler,
+            self._outbox,
+            hello=self._hello,
+            receive=self._receive,
+            lost=self._news.set,
+        )
         self._drain_ends = 0.0
         self._running: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._stream.connected
 
     # The role's side.
 
@@ -145,13 +146,13 @@ class Session:
         if self._outbox.result(task, item):
             if tokens:
                 metrics.TOKENS.inc(tokens)
-            self._due.set()
+            self._stream.due.set()
 
     def fail(self, task: Task, kind: Failure.Kind, message: str) -> None:
         """Ends a task without a result. A task that was cancelled meanwhile is ignored."""
         if self._outbox.failure(task, kind, message):
             metrics.FAILURES.labels(Failure.Kind.Name(kind).lower()).inc()
-            self._due.set()
+            self._stream.due.set()
 
     def progress(
         self,
@@ -179,7 +180,7 @@ class Session:
             partial_tokens=tokens - self._outbox.recorded(task),
         )
         if self._outbox.partial(task, item):
-            self._due.set()
+            self._stream.due.set()
 
     def holding(self, version: Version) -> None:
         """This worker serves `version` from now on."""
@@ -226,9 +227,9 @@ class Session:
             await self._services.start()
             self.address = self._services.address
         metrics.LEASES.set_function(lambda: len(self._outbox.held))
-        self._running = loop.create_task(self._run(), name="session")
+        self._running = loop.create_task(self._stream.run(), name="session")
         self._running.add_done_callback(self._ended)
-        while not (self.connected or self.error or self.draining):
+        while not (self.welcomed or self.error or self.draining):
             await self._wait()
         if self.error:
             await self.__aexit__(None, None, None)
@@ -287,7 +288,7 @@ class Session:
 
     def _show_health(self) -> None:
         if self._services is not None:
-            self._services.show(bool(self.term) and (self._pool != POLICY or bool(self._version)))
+            self._services.show(self.welcomed and (self._pool != POLICY or bool(self._version)))
 
     async def _wait(self) -> None:
         self._news.clear()
@@ -299,87 +300,14 @@ class Session:
 
     def _tell(self, message: FromWorker) -> None:
         self._outbox.control(message)
-        self._due.set()
+        self._stream.due.set()
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled():
             self.error = running.exception()
         self._news.set()
 
-    # The stream.
-
-    async def _run(self) -> None:
-        """Keeps one stream open until it is cancelled or refused."""
-        delay = FIRST_DELAY
-        while True:
-            try:
-                async with grpc.aio.insecure_channel(
-                    self.config.scheduler, options=CLIENT_OPTIONS
-                ) as channel:
-                    await self._converse(SessionAsyncStub(channel).Open())
-                reason = "the stream was closed"
-            except grpc.aio.AioRpcError as broken:
-                reason = f"{broken.code().name}: {broken.details()}"
-            except asyncio.InvalidStateError as broken:  # a write that met a call already over
-                reason = str(broken)
-            if self.connected:
-                self.connected = False
-                metrics.RECONNECTS.inc()
-                delay = FIRST_DELAY
-                self._news.set()
-            level = logging.WARNING if delay == FIRST_DELAY else logging.DEBUG
-            log.log(level, "no scheduler at %s (%s), will retry", self.config.scheduler, reason)
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, LAST_DELAY)
-
-    async def _converse(self, call: Call) -> None:
-        """One stream from Hello to its end."""
-        await call.write(FromWorker(hello=self._hello()))
-        first = await call.read()
-        if not isinstance(first, ToWorker):
-            return
-        self._receive(first)
-        if not self.connected:
-            raise RuntimeError(f"the scheduler began with {first.WhichOneof('message')}")
-        loop = asyncio.get_running_loop()
-        sender = loop.create_task(self._send(call), name="session-sender")
-        reader = loop.create_task(self._read(call), name="session-reader")
-        beats = loop.create_task(self._beat(), name="session-beats")
-        tasks = (sender, reader, beats)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        # The reader's reason first: it tells why a stream ended, the sender only that it did.
-        for error in sorted(filter(None, ended), key=lambda e: not isinstance(e, Refused)):
-            if not isinstance(error, asyncio.CancelledError):
-                raise error
-
-    async def _read(self, call: Call) -> None:
-        while True:
-            message = await call.read()
-            if not isinstance(message, ToWorker):  # EOF
-                return
-            self._receive(message)
-
-    async def _send(self, call: Call) -> None:
-        while True:
-            while (message := self._outbox.take()) is not None:
-                await call.write(message)
-            self._due.clear()
-            await self._due.wait()
-
-    async def _beat(self) -> None:
-        beats = 0
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            beats += 1
-            self._outbox.beat()
-            if beats % BEATS_PER_PING == 0:
-                self._outbox.control(FromWorker(ping=session_pb2.Ping()))
-            self._due.set()
+    # What the scheduler says.
 
     def _receive(self, message: ToWorker) -> None:
         match message.WhichOneof("message"):
@@ -421,13 +349,11 @@ class Session:
             raise Fenced(f"trainer term {welcome.trainer_term} has begun")
         self.term, self.lineage = welcome.term, welcome.lineage
         self.trainer_term = welcome.trainer_term
+        self.welcomed = True
         if welcome.fenced or welcome.evicted:
             self._emit(self._outbox.cancelled(welcome.fenced, welcome.evicted))
-        self._outbox.reconnected()
         log.info("connected to %s, term %d", self.config.scheduler, welcome.term)
-        self.connected = True
         self._show_health()
-        self._due.set()
         self._news.set()
 
     def _hello(self) -> session_pb2.Hello:

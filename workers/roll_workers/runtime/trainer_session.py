@@ -26,14 +26,8 @@ from roll_wire.trainer_pb2_grpc import TrainerStub
 
 from roll_workers.errors import Drained, Fenced
 from roll_workers.runtime.config import WorkerConfig
-from roll_workers.runtime.session import (
-    DRAIN_SECONDS,
-    FIRST_DELAY,
-    LAST_DELAY,
-    AddService,
-    Draining,
-    Session,
-)
+from roll_workers.runtime.session import DRAIN_SECONDS, AddService, Draining, Session
+from roll_workers.runtime.stream import FIRST_DELAY, LAST_DELAY
 
 log = logging.getLogger(__name__)
 
