@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from roll_workers.errors import UserError
+
 if TYPE_CHECKING:
     import torch
+    from roll_api import RLJob
 
 Tokens = npt.NDArray[np.int32]
 
@@ -55,6 +59,7 @@ class Engine(Protocol):
     version: int  # of the loaded weights; -1 before the first `load`
     slots: int  # requests that are decoded together; more may be submitted and wait
     context: int  # tokens that a sequence may have
+    eos: tuple[int, ...]  # tokens that end an answer of this model
 
     def submit(self, request: Request) -> None: ...
 
@@ -78,3 +83,18 @@ class Engine(Protocol):
     def busy(self) -> bool:
         """Whether `step` has something to do."""
         ...
+
+
+def open_engine(job: RLJob, folder: Path) -> Engine:
+    """The engine that the job asks for, over the model in `folder`."""
+    wanted = job.spec.roles.inference.engine
+    if wanted.kind != "transformers":
+        raise UserError(f"roles.inference.engine.kind: {wanted.kind} is not supported yet")
+    if wanted.options:
+        raise UserError(
+            "roles.inference.engine.options: the transformers engine has no option "
+            + ", ".join(sorted(wanted.options))
+        )
+    from roll_workers.inference.engines.transformers import TransformersEngine
+
+    return TransformersEngine.from_folder(folder, dtype=job.spec.model.dtype, slots=wanted.slots)

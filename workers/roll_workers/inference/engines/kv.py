@@ -78,8 +78,8 @@ class SlotCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         while len(self.keys) <= layer_idx:
             for buffers, like in ((self.keys, key_states), (self.values, value_states)):
-                _, heads, _, width = like.shape
-                buffers.append(like.new_zeros(self.slots, heads, self.capacity, width))
+                shape = (self.slots, like.shape[1], self.capacity, like.shape[3])
+                buffers.append(like.new_zeros(shape))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         rows, positions = self._to
         if self._from is not None:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from roll_workers.builtin.models import context_length
 from roll_workers.inference.engines import Delta, Request, Tokens, kv
@@ -71,6 +72,7 @@ class TransformersEngine:
         self.slots = slots
         self.stride = stride
         self.context = context_length(model.config) or UNLIMITED
+        self.eos = _eos(model)
         weight = next(model.parameters())
         self._device, self._lowest = weight.device, torch.finfo(weight.dtype).min
         self._dtype = weight.dtype
@@ -321,12 +323,20 @@ class TransformersEngine:
 
 def load_model(folder: Path, dtype: str = "auto") -> Any:
     """The checkpoint with our attention where the architecture lets it in, its own otherwise."""
+    logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=kv.NAME
         )
     except ValueError:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def _eos(model: Any) -> tuple[int, ...]:
+    """Chat models often name more than one, and in the generation config only."""
+    found = model.generation_config.eos_token_id if model.can_generate() else None
+    found = model.config.eos_token_id if found is None else found
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def _alike(prompts: list[list[_Waiting]]) -> Iterator[list[list[_Waiting]]]:
