@@ -15,7 +15,7 @@ local.module_command = lambda pod: [
 
 from roll_operator.controller import summary  # noqa: E402
 
-summary.audit = lambda ledger: (0, 0, [])
+summary.audit = lambda folder, job: None
 
 from roll_operator.cli import main  # noqa: E402
 

@@ -76,7 +76,10 @@ def test_a_killed_process_is_replaced_counted_and_reported_gone(
     assert {p["attempt"] for p in changed} == {1}
     assert sum(after["restarts"].values()) == 1
     if role != "scheduler":
-        told = [json.loads(x) for x in (run.folder / "ledger" / "fake-sync.jsonl").read_text().splitlines()]
+        told = [
+            json.loads(x)
+            for x in (run.folder / "ledger" / "fake-sync.jsonl").read_text().splitlines()
+        ]
         assert any(old[victim]["uid"] in message["gone"] for message in told)
     log = run.folder / "logs" / f"{victim}.1.log"
     assert log.exists()
@@ -89,7 +92,9 @@ def test_a_restarted_scheduler_keeps_its_port_and_hears_of_all_pods(start_run: A
     os.kill(run.pid("sums-scheduler-0"), signal.SIGKILL)
     run.until(lambda s: s["restarts"]["scheduler"] == 1 and s["phase"] == "Running")
     assert json.loads((run.folder / "run.json").read_text())["scheduler"] == address
-    told = [json.loads(x) for x in (run.folder / "ledger" / "fake-sync.jsonl").read_text().splitlines()]
+    told = [
+        json.loads(x) for x in (run.folder / "ledger" / "fake-sync.jsonl").read_text().splitlines()
+    ]
     assert told[-1]["pid"] == run.pid("sums-scheduler-0")
     assert len(told[-1]["current"]) == 5
 

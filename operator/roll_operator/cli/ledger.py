@@ -2,23 +2,42 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roll_operator.controller.folder import RunError, RunFolder
+
+if TYPE_CHECKING:
+    from roll_operator.scheduler.settings import Settings
 
 
 def verify_ledger(run: Path, *, as_json: bool) -> int:
     folder = RunFolder(run)
-    if not folder.ledger.exists():
-        raise RunError(f"{run} has no ledger yet")
-    from roll_operator.scheduler import audit
+    settings = ledger_settings(folder)
+    from roll_operator.scheduler.audit import verify
 
-    problems = audit.verify(folder.ledger)
+    found = verify(folder.ledger, settings)
     if as_json:
-        print(json.dumps({"run": str(run), "problems": problems}, indent=1))
-    elif problems:
-        for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
-    else:
-        print(f"{folder.ledger}: every sample has exactly one end, and none was trained twice")
-    return 1 if problems else 0
+        print(json.dumps({"run": str(run), **asdict(found)}, indent=1))
+        return 1 if found.problems else 0
+    for problem in found.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    dropped = sum(found.dropped.values())
+    print(
+        f"{found.admitted} samples: {found.trained} trained in {found.steps} steps, {found.evaluated} "
+        f"evaluated, {dropped} dropped with a reason, {found.live} in flight, {found.lost} lost, "
+        f"{found.trained_twice} trained twice; staleness at most {found.staleness_max}"
+    )
+    return 1 if found.problems else 0
+
+
+def ledger_settings(folder: RunFolder) -> "Settings":
+    """What the ledger's rows are to be read with. Raises RunError if there is no ledger."""
+    if not (folder.ledger / "ledger.sqlite").exists():
+        raise RunError(f"{folder.path} has no ledger yet")
+    from roll_api import RLJob
+
+    from roll_operator.scheduler.settings import Settings
+
+    return Settings.from_job(RLJob.from_json(folder.job_file.read_text(encoding="utf-8")))

@@ -108,7 +108,7 @@ def _finish(
     last: Snapshot,
 ) -> int:
     summary = summarize(folder, job, state)
-    picture = draw(folder, job)
+    picture = draw(folder, job, state.held_out)
     failure = last.record.failure
     if failure is not None:
         _print_log(folder, failure.pod, failure.attempt)

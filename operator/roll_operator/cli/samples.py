@@ -10,6 +10,7 @@ from typing import Any
 
 from roll_wire import control_pb2, session_pb2
 
+from roll_operator.cli.ledger import ledger_settings
 from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
 from roll_operator.controller.folder import RunError, RunFolder
 
@@ -52,9 +53,10 @@ def show_sample(run: Path, name: str, *, as_json: bool) -> int:
     request = control_pb2.SampleRequest(unit=session_pb2.Unit(group=group, index=index))
     story = ask(folder, lambda control: _story(control, request))
     if story is None:
+        settings = ledger_settings(folder)
         from roll_operator.scheduler import offline
 
-        story = offline.sample_story(_ledger(folder), group, index)
+        story = offline.sample_story(folder.ledger, settings, group, index)
     if story is None or not story.events:
         raise RunError(f"{run} knows no sample {name}")
     events = [_event(event) for event in story.events]
@@ -75,9 +77,10 @@ def _list(folder: RunFolder, limit: int) -> control_pb2.SampleList:
     listed = ask(folder, lambda control: control.ListSamples(request, timeout=CALL_SECONDS))
     if isinstance(listed, control_pb2.SampleList):
         return listed
+    settings = ledger_settings(folder)
     from roll_operator.scheduler import offline
 
-    every = offline.list_samples(_ledger(folder))
+    every = offline.list_samples(folder.ledger, settings)
     return control_pb2.SampleList(samples=every.samples[:limit], total=every.total)
 
 
@@ -91,12 +94,6 @@ def _story(control: Any, request: control_pb2.SampleRequest) -> control_pb2.Samp
             return control_pb2.SampleStory()
         raise
     return story
-
-
-def _ledger(folder: RunFolder) -> Path:
-    if not folder.ledger.exists():
-        raise RunError(f"{folder.path} has no ledger yet")
-    return folder.ledger
 
 
 def _parse(name: str) -> tuple[int, int]:

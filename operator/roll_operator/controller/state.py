@@ -38,6 +38,8 @@ class State:
     clock: Clock = field(default_factory=Clock)
     last_progress: Progress | None = None
     job_uid: str = ""
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    """Step and mean reward on held-out prompts, whenever it changed."""
 
     @classmethod
     def load(cls, folder: RunFolder, job_uid: str) -> "State":
@@ -48,11 +50,18 @@ class State:
         record = next_run(_RECORD.validate_python(document["record"]))
         clock = Clock(document.get("durationSeconds", 0.0), document.get("trainingSeconds", 0.0))
         status = JobStatus.model_validate(document["status"])
-        return cls(record=record, status=status, clock=clock, job_uid=job_uid)
+        held_out = [(int(step), float(value)) for step, value in document.get("heldOut", [])]
+        return cls(record, status, clock, None, job_uid, held_out)
 
     def remember(self, progress: Progress | None) -> None:
         if progress is not None:
             self.last_progress = progress
+            if progress.validation is not None:
+                first, last = progress.validation
+                if not self.held_out:
+                    self.held_out.append((0, first))
+                if self.held_out[-1][1] != last:
+                    self.held_out.append((progress.step, last))
 
     def save(self, folder: RunFolder, job: RLJob, shown: Sequence[Process]) -> None:
         write_json(folder.path / "state.json", self.document(job, shown))
@@ -67,6 +76,7 @@ class State:
             "ready": status.ready,
             "processes": [process.to_dict() for process in shown],
             "notices": list(self.last_progress.notices) if self.last_progress else [],
+            "heldOut": self.held_out,
             "trainingSeconds": round(self.clock.training, 3),
             "updatedAt": time.time(),
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -79,7 +89,7 @@ def figures(
 ) -> dict[str, Any]:
     """The figures that `summary.json` and `roll status` share."""
     seen = progress or Progress()
-    trained = seen.samples.get("trained", 0)
+    trained = seen.samples.get("trained", seen.step * job.spec.rollout.samples_per_step)
     return {
         "job": job.name,
         "phase": status.phase,

@@ -1,8 +1,9 @@
 """What a run leaves for people and scripts at its end: `summary.json` and `reward.png`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll_api import RLJob
 
@@ -11,42 +12,62 @@ from roll_operator.controller.folder import RunFolder
 from roll_operator.controller.state import State, figures
 from roll_operator.plan import Progress
 
+if TYPE_CHECKING:
+    from roll_operator.scheduler.audit import Audit
+
+REWARD = "critic/rewards/mean"
+"""The trainer's name for the mean reward of a step, as in ROLL."""
+
 
 def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
     """Writes `summary.json`. Lost and doubled samples are counted by the audit of the ledger, not by its author."""
     assert state.status is not None
     document = figures(job, state.status, state.record, state.last_progress, state.clock)
     progress = state.last_progress or Progress()
-    lost, twice, problems = audit(folder.ledger)
     document["steps"] = progress.step
     document["stepsWanted"] = job.spec.steps
     document["samples"] = {
         "trained": document["samples"]["trained"],
-        "lost": lost,
-        "trainedTwice": twice,
+        "lost": 0,
+        "trainedTwice": 0,
         "redone": progress.redone,
         "dropped": dict(progress.dropped),
     }
-    document["ledgerProblems"] = problems
+    document["ledgerProblems"] = []
+    found = audit(folder, job)
+    if found is not None:
+        document["samples"] |= {
+            "trained": found.trained,
+            "lost": found.lost,
+            "trainedTwice": found.trained_twice,
+            "evaluated": found.evaluated,
+            "redone": found.redone,
+            "dropped": found.dropped,
+        }
+        document["stalenessMax"] = found.staleness_max
+        document["ledgerProblems"] = found.problems
+        if state.clock.training > 0:
+            document["samplesPerSecond"] = round(found.trained / state.clock.training, 3)
     document["reason"] = state.status.reason
     document["message"] = state.status.message
     write_json(folder.path / "summary.json", document)
     return document
 
 
-def audit(ledger: Path) -> tuple[int, int, list[str]]:
-    """Samples without an end, samples in two committed steps, and everything else that does not add up."""
-    if not ledger.exists():
-        return 0, 0, []
-    from roll_operator.scheduler import audit as ledger_audit
+def audit(folder: RunFolder, job: RLJob) -> "Audit | None":
+    """None before there is a ledger, or when there is none that can be read."""
+    if not (folder.ledger / "ledger.sqlite").exists():
+        return None
+    from roll_operator.scheduler.audit import verify
+    from roll_operator.scheduler.settings import Settings
 
-    account = ledger_audit.account(ledger)
-    return account.lost, account.trained_twice, list(account.problems)
+    # Reading every payload again is for `roll ledger verify`, when somebody asks.
+    return verify(folder.ledger, Settings.from_job(job), payloads=False)
 
 
 def curve(folder: RunFolder) -> list[tuple[int, float]]:
     """Mean training reward by step."""
-    return _series(folder.path / "metrics.jsonl", "reward")
+    return _series(folder.path / "metrics.jsonl", REWARD)
 
 
 def _series(path: Path, key: str) -> list[tuple[int, float]]:
@@ -65,10 +86,9 @@ def _series(path: Path, key: str) -> list[tuple[int, float]]:
     return sorted(points.items())
 
 
-def draw(folder: RunFolder, job: RLJob) -> Path | None:
+def draw(folder: RunFolder, job: RLJob, held_out: Sequence[tuple[int, float]]) -> Path | None:
     """`reward.png`; None where matplotlib is not installed or there is nothing to draw."""
     training = curve(folder)
-    held_out = _series(folder.path / "metrics.jsonl", "validation_reward")
     if not training:
         return None
     try:
