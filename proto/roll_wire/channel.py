@@ -16,6 +16,7 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_LIMITS,
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # A connection of its own for each channel: a new attempt starts without the back-off of the last one.
     ("grpc.use_local_subchannel_pool", 1),
@@ -31,6 +32,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # Two servers on one port would share its connections without either noticing.
     ("grpc.so_reuseport", 0),
 ]

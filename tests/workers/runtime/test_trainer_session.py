@@ -170,6 +170,23 @@ def test_a_drain_interrupts_waiting_but_not_saving(running: Running, by: str) ->
         assert session.calls.FetchShard(trainer_pb2.ShardRequest(step=3, world=2))
 
 
+def test_a_drained_trainer_does_not_wait_for_a_scheduler_for_ever(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_workers.runtime.trainer_session.DRAIN_SECONDS", 1.0)
+    running.start()
+    with trainer(running) as session:
+        session.welcome()
+        session.drain("SIGTERM")
+        running.kill()
+        running.later(0.4, running.start)
+        assert session.calls.FetchShard(trainer_pb2.ShardRequest(step=3)), "it came back in time"
+        running.kill()
+        with pytest.raises(errors.Drained, match="no scheduler"):
+            session.calls.FetchShard(trainer_pb2.ShardRequest(step=3))
+        running.start()
+
+
 def test_a_drain_before_all_ranks_are_there_ends_the_wait(running: Running) -> None:
     with trainer(running) as session:
         running.later(0.3, lambda: session.drain("SIGTERM"))

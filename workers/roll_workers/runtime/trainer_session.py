@@ -31,6 +31,7 @@ from roll_workers.runtime.stream import FIRST_DELAY, LAST_DELAY
 
 log = logging.getLogger(__name__)
 
+DRAIN_TRIES = 10  # of a call, over DRAIN_SECONDS, once the process is to stop
 POLL_SECONDS = 0.2  # how soon a waiting call notices SIGTERM or a fence
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 Answer = TypeVar("Answer")
@@ -47,7 +48,6 @@ class TrainerSession:
         self._serve = serve
         self._welcome: Future[tuple[int, int]] = Future()
         self._error: BaseException | None = None
-        self._drain_ends = float("inf")
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         if threading.current_thread() is threading.main_thread():
@@ -68,17 +68,14 @@ class TrainerSession:
         """May be called from a signal handler and from any thread."""
         if not self.draining.is_set():
             log.info("draining: %s", reason)
-            self._drain_ends = time.monotonic() + DRAIN_SECONDS
             self.draining.set()
 
     def check(self, *, waiting: bool = False) -> None:
         """Raises what ended the session: a fence at any time, a drain to whoever only waits."""
         if self._error is not None:
             raise self._error
-        if self.draining.is_set() and (waiting or time.monotonic() > self._drain_ends):
-            raise Drained(
-                f"asked to stop while waiting for the scheduler at {self.config.scheduler}"
-            )
+        if waiting and self.draining.is_set():
+            raise Drained("asked to stop while waiting for the scheduler")
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop has ended by itself
@@ -193,7 +190,7 @@ class TrainerCalls:
     def _repeat(
         self, request: Any, attempt: Callable[[], Answer], *, waiting: bool = False
     ) -> Answer:
-        """Tries until the scheduler answers."""
+        """Tries until the scheduler answers; a trainer that is to stop tries for a few seconds only."""
         session = self._session
         term, _ = session.welcome()
         request.trainer.CopyFrom(
@@ -201,7 +198,7 @@ class TrainerCalls:
                 job_uid=session.config.job_uid, term=term, rank=session.config.rank
             )
         )
-        delay = FIRST_DELAY
+        delay, tries_while_draining = FIRST_DELAY, 0
         while True:
             session.check(waiting=waiting)
             try:
@@ -217,5 +214,11 @@ class TrainerCalls:
                     raise
             if delay == FIRST_DELAY:
                 log.warning("no scheduler at %s (%s), will retry", session.config.scheduler, reason)
-            session.draining.wait(delay) if waiting else time.sleep(min(delay, 1.0))
-            delay = min(delay * 2, LAST_DELAY)
+            if session.draining.is_set():
+                tries_while_draining += 1
+                if tries_while_draining > DRAIN_TRIES:
+                    raise Drained(f"asked to stop, and no scheduler at {session.config.scheduler}")
+                time.sleep(DRAIN_SECONDS / DRAIN_TRIES)
+            else:
+                session.draining.wait(delay)
+                delay = min(delay * 2, LAST_DELAY)
