@@ -1,0 +1,34 @@
+"""`trainer_world.py` beside this file is imported by name under --import-mode=importlib."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from trainer_world import Scheduler  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2 that is made once."""
+    from roll_workers.builtin.models import CHARSETS, tiny_qwen2
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny_qwen2(CHARSETS["tiny-qwen2"], folder)
+    return folder
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
+    played = Scheduler(tmp_path / "run")
+    yield played
+    played.stop()
