@@ -119,7 +119,7 @@ def test_unreadable_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"bad\.parquet: not a parquet file"):
         read_rows("bad.parquet", tmp_path, "train")
     (tmp_path / "loop.jsonl").mkdir()
-    with pytest.raises(UserError, match="has no .jsonl"):
+    with pytest.raises(UserError, match=r"has no \.jsonl"):
         read_rows("loop.jsonl", tmp_path, "train")
 
 
