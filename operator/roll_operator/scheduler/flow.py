@@ -49,8 +49,8 @@ def enqueue(state: JobState, unit: Unit, now: float) -> None:
 
 
 def grant(state: JobState, unit: Unit, worker: Worker, now: float) -> Lease:
-    if unit.resident and unit.resident != worker.id:
-        leave(state, unit, tell=True)
+    if unit.stage == Stage.STEP and unit.resident and unit.resident != worker.id:
+        leave(state, unit, tell=True)  # replayed elsewhere
     lease = Lease(
         id=lease_id(state.term, state.next_lease),
         unit=unit,

@@ -323,11 +323,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.SampleStory:
         unit = request.unit
         story = report.story(self._hub.state, self._hub.ledger, unit.group, unit.index, time.time())
-        if story is None:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"no sample {unit.group}.{unit.index} on record"
-            )
-        return story
+        if story is not None:
+            return story
+        missing = f"no sample {unit.group}.{unit.index} on record"
+        await context.abort(grpc.StatusCode.NOT_FOUND, missing)
+        raise LookupError(missing)
 
     async def Stop(
         self, request: control_pb2.StopRequest, context: object

@@ -1,0 +1,323 @@
+"""Random histories: whatever happens in whatever order, the guarantees hold after every event.
+
+Checked after each rule, from the ledger alone: nothing lost (1), trained once (2), bounded staleness (3),
+a failure is not a zero (5). At the end of each history everybody behaves, and the job must finish.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from roll_operator.scheduler import training
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.lifecycle import SampleState, Stage
+from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.stages import StageGraph
+from support.scheduler_world import POOLS, SimWorker, World
+
+pick = st.integers(0, 10**6)
+
+
+@st.composite
+def job_settings(draw: st.DrawFn) -> Settings:
+    staleness = draw(st.integers(0, 3))
+    return Settings(
+        steps=draw(st.integers(2, 5)),
+        groups_per_step=draw(st.integers(1, 3)),
+        group_size=draw(st.integers(1, 3)),
+        max_staleness=staleness,
+        run_ahead=min(staleness, draw(st.sampled_from([0.0, 0.5, 1.0, 1.5, 3.0]))),
+        graph=StageGraph(draw(st.booleans()), draw(st.booleans())),
+        late_drop=draw(st.booleans()),
+        filter_by=draw(st.sampled_from(["none", "mean", "std"])),
+        filter_above=draw(st.sampled_from([-1.0, 0.0, 0.2])),
+        filter_budget=draw(st.sampled_from([0.0, 1.0, 3.0])),
+        on_exhausted="Keep",
+        max_attempts=draw(st.integers(1, 3)),
+        max_replacements=draw(st.integers(0, 2)),
+        max_batch_attempts=draw(st.integers(1, 3)),
+        no_progress=draw(st.sampled_from([3.0, 60.0])),
+        reconnect_grace=draw(st.sampled_from([0.0, 2.0])),
+        validation_every=draw(st.sampled_from([0, 1, 2])),
+        keep_checkpoints=draw(st.integers(1, 3)),
+    )
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(chosen=job_settings())
+    def begin(self, chosen: Settings) -> None:
+        # Environment without a score stage rewards by itself, so a data set always has one.
+        if not chosen.graph.interactive and not chosen.graph.scored:
+            chosen = _with_graph(chosen, StageGraph(False, True))
+        self.folder = tempfile.TemporaryDirectory()
+        self.world = World(Path(self.folder.name), chosen)
+        self.position = (1, 0, -1)
+        for role in POOLS:
+            self.world.add_worker(role)
+        self.world.start_trainer()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.world.run_to_the_end()
+            self.the_guarantees_hold()
+            found = self.world.audit()
+            assert found.lost == 0 and found.trained_twice == 0
+            if self.world.state.finished == "complete":
+                assert found.steps == self.world.settings.steps
+                assert found.live == 0
+        finally:
+            self.world.ledger.close()
+            self.folder.cleanup()
+
+    def worker(self, n: int) -> SimWorker | None:
+        alive = [w for w in self.world.workers.values() if not w.refused]
+        return alive[n % len(alive)] if alive else None
+
+    # What workers do.
+
+    @rule(n=pick, k=pick, reward=st.sampled_from([0.0, 0.5, 1.0]), done=st.booleans())
+    def a_task_is_finished(self, n: int, k: int, reward: float, done: bool) -> None:
+        worker = self.worker(n)
+        if worker and worker.held:
+            task = list(worker.held.values())[k % len(worker.held)]
+            ends = done or task.turn >= 2
+            self.world.finish(worker, task, reward=reward, done=ends and task.stage == Stage.STEP)
+
+    @rule(reward=st.sampled_from([0.0, 0.5, 1.0]))
+    def everybody_finishes_everything(self, reward: float) -> None:
+        for worker in self.world.workers.values():
+            self.world.ping(worker)
+            self.world.fetch(worker)
+            for index, task in enumerate(list(worker.held.values())):
+                self.world.finish(
+                    worker, task, reward=reward if index else 0.25, done=task.turn >= 1
+                )
+        self.world.flush()
+
+    @rule(
+        n=pick,
+        k=pick,
+        cause=st.sampled_from(["infrastructure", "timeout", "input", "returned", "replay"]),
+    )
+    def a_task_fails(self, n: int, k: int, cause: str) -> None:
+        worker = self.worker(n)
+        if worker and worker.held:
+            task = list(worker.held.values())[k % len(worker.held)]
+            if cause == "replay" and task.stage != Stage.STEP:
+                cause = "infrastructure"
+            self.world.finish(worker, task, cause=cause)
+
+    @rule(n=pick, k=pick, reward=st.sampled_from([None, 0.125]))
+    def an_old_result_comes_again(self, n: int, k: int, reward: float | None) -> None:
+        worker = self.worker(n)
+        if worker and worker.sent:
+            self.world.send_again(worker, worker.sent[k % len(worker.sent)], reward=reward)
+
+    @rule(n=pick)
+    def weights_are_fetched(self, n: int) -> None:
+        if worker := self.worker(n):
+            self.world.fetch(worker)
+
+    @rule(n=pick, k=pick, tokens=st.integers(1, 3), again=st.booleans())
+    def a_partial_is_sent(self, n: int, k: int, tokens: int, again: bool) -> None:
+        worker = self.worker(n)
+        generating = (
+            [t for t in worker.held.values() if t.stage == Stage.GENERATE] if worker else []
+        )
+        if worker and generating:
+            self.world.send_partial(worker, generating[k % len(generating)], tokens, again=again)
+
+    @rule(turns=st.integers(1, 12), reward=st.sampled_from([0.0, 0.5, 1.0]))
+    def all_goes_well_for_a_while(self, turns: int, reward: float) -> None:
+        for _ in range(turns):
+            if not (self.world.state.finished or self.world.state.error):
+                self.world.fair_turn(reward=reward)
+
+    @rule(turns=st.integers(1, 20), n=pick)
+    def one_group_lags_behind(self, turns: int, n: int) -> None:
+        live = list(self.world.state.groups)
+        lagging = live[n % len(live)] if live else 0
+        for _ in range(turns):
+            if not (self.world.state.finished or self.world.state.error):
+                self.world.fair_turn(skip=lagging)
+
+    @rule(
+        cause=st.sampled_from(["infrastructure", "timeout", "input"]), stage=st.sampled_from(Stage)
+    )
+    def a_stage_fails_everywhere(self, cause: str, stage: Stage) -> None:
+        for worker in self.world.workers.values():
+            for task in [t for t in worker.held.values() if t.stage == stage]:
+                self.world.finish(worker, task, cause=cause)
+        self.world.flush()
+
+    # What happens to workers.
+
+    @rule(n=pick)
+    def a_stream_breaks(self, n: int) -> None:
+        if worker := self.worker(n):
+            self.world.disconnect(worker)
+
+    @rule(n=pick)
+    def a_worker_reconnects(self, n: int) -> None:
+        worker = self.worker(n)
+        if worker and not worker.connected:
+            self.world.connect(worker)
+
+    @rule(n=pick)
+    def a_pod_is_gone(self, n: int) -> None:
+        if worker := self.worker(n):
+            self.world.kill_worker(worker)
+
+    @rule(n=pick)
+    def a_process_restarts_in_its_pod(self, n: int) -> None:
+        if worker := self.worker(n):
+            self.world.restart_in_place(worker)
+
+    @rule(role=st.sampled_from(list(POOLS)), credits=st.integers(1, 5))
+    def a_worker_joins(self, role: str, credits: int) -> None:
+        if len(self.world.workers) < 8:
+            self.world.add_worker(role, credits)
+
+    # Time and the scheduler.
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 4.0, 30.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.flush()
+
+    @rule()
+    def the_scheduler_turns(self) -> None:
+        self.world.flush()
+
+    @rule()
+    def the_scheduler_crashes(self) -> None:
+        self.world.crash_scheduler()
+
+    @rule()
+    def the_scheduler_crashes_before_a_commit(self) -> None:
+        self.world.flush(commit=False)
+
+    # The trainer.
+
+    @rule()
+    def the_trainer_goes_on(self) -> None:
+        try:
+            self.world.trainer_turn()
+        except training.Fenced:
+            self.world.kill_trainer()
+        self.world.flush()
+
+    @rule()
+    def the_trainer_saves(self) -> None:
+        try:
+            self.world.commit_checkpoint()
+        except training.Fenced:
+            self.world.kill_trainer()
+
+    @rule()
+    def the_trainer_is_replaced(self) -> None:
+        self.world.start_trainer()
+
+    @precondition(lambda self: self.world.trainer is not None)
+    @rule()
+    def the_trainer_dies_with_its_batch(self) -> None:
+        trainer = self.world.trainer
+        try:
+            if trainer and trainer.term and trainer.step >= 0:
+                training.acquire(self.world.state, trainer.term, trainer.step + 1, self.world.now)
+        except (training.Fenced, training.OutOfOrder):
+            pass
+        self.world.flush()
+        self.world.start_trainer()
+
+    @rule()
+    def the_newest_checkpoint_is_damaged(self) -> None:
+        if self.world.state.checkpoints:
+            self.world.broken_checkpoints.add(self.world.state.checkpoints[-1].path)
+
+    @rule()
+    def every_checkpoint_is_damaged(self) -> None:
+        self.world.broken_checkpoints |= {c.path for c in self.world.state.checkpoints}
+        self.world.start_trainer()
+
+    @rule(n=pick)
+    def an_old_trainer_speaks(self, n: int) -> None:
+        past = [t for t in self.world.past_trainers if t.term]
+        if not past or self.world.state.trainer.term == past[n % len(past)].term:
+            return
+        old = past[n % len(past)]
+        for call in (
+            lambda: training.report(self.world.state, old.term, old.step + 1, "{}", 0.0),
+            lambda: training.acquire(self.world.state, old.term, old.step + 1, 0.0),
+            lambda: training.rewind(self.world.state, old.term, 0, 0.0),
+        ):
+            with pytest.raises(training.Fenced):
+                call()
+
+    @rule()
+    def a_version_is_published_twice(self) -> None:
+        trainer = self.world.trainer
+        if trainer and trainer.alive and trainer.published:
+            try:
+                self.world._publish(trainer)
+            except training.Fenced:
+                self.world.kill_trainer()
+
+    @invariant()
+    def the_guarantees_hold(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.flush()
+        found = self.world.audit()
+        assert found.problems == []
+        assert found.lost == 0 and found.trained_twice == 0
+        state = self.world.state
+        now = (state.lineage, state.formed, -1 if state.published is None else state.published)
+        if now[0] == self.position[0] and "poison" not in state.notices:
+            assert now >= self.position, "F and the highest version never go back in a lineage"
+        self.position = now
+        for worker in state.workers.values():
+            assert worker.load == len(worker.leases) + _between_turns(worker)
+        for pool in state.pools.values():
+            assert pool.queued >= 0
+            assert pool.free() == sum(w.free for w in pool.workers.values())
+        assert state.pre_policy == sum(
+            u.stage == Stage.RESET and u.state in (SampleState.WAITING, SampleState.LEASED)
+            for g in state.groups.values()
+            for u in g.units
+        )
+
+
+def _between_turns(worker: Worker) -> int:
+    return len(worker.residents - {lease.unit.key for lease in worker.leases.values()})
+
+
+def _with_graph(chosen: Settings, graph: StageGraph) -> Settings:
+    return replace(chosen, graph=graph)
+
+
+def test_every_history_keeps_the_guarantees_and_can_be_finished() -> None:
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
