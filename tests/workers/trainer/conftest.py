@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trainer_world import Scheduler  # noqa: E402
+from trainer_world import Scheduler
 
 
 @pytest.fixture(scope="session", autouse=True)

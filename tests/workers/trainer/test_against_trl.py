@@ -20,8 +20,8 @@ from roll_workers.trainer.algorithms import (
 )
 
 pytest.importorskip("trl")
-from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
-from trl.trainer.utils import entropy_from_logits, selective_log_softmax  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
 SAMPLES, LENGTH, HORIZON = 8, 5, 7
 
@@ -37,7 +37,9 @@ class OneProcess:
         return value
 
 
-def trl_loss(inputs: dict[str, Any], log_probs: torch.Tensor, entropy: torch.Tensor, **options: Any):
+def trl_loss(
+    inputs: dict[str, Any], log_probs: torch.Tensor, entropy: torch.Tensor, **options: Any
+):
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *a, **k: (log_probs, entropy, None),
         aux_loss_enabled=False,

@@ -18,7 +18,12 @@ from roll_api import RLJob
 from roll_wire import session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 from roll_workers.runtime.config import WorkerConfig
-from roll_workers.runtime.trajectory import Trajectory, action_piece, observation_piece, prompt_piece
+from roll_workers.runtime.trajectory import (
+    Trajectory,
+    action_piece,
+    observation_piece,
+    prompt_piece,
+)
 
 VOCABULARY = 15
 
