@@ -210,9 +210,7 @@ def test_frequencies_follow_the_probabilities(folder: Path) -> None:
 def test_stop_token_is_the_last_one_and_frees_its_slot(folder: Path) -> None:
     engine = TransformersEngine.from_folder(folder, slots=2)
     stop = tuple(range(3, 15))  # nearly every token ends it
-    answers = run(
-        engine, [Request(i, p, i, 500, stop=stop) for i, p in enumerate(prompts(12))]
-    )
+    answers = run(engine, [Request(i, p, i, 500, stop=stop) for i, p in enumerate(prompts(12))])
     assert len(answers) == 12
     for answer in answers.values():
         assert answer.finish == "stop"
