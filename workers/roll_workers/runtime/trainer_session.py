@@ -67,7 +67,7 @@ class TrainerSession:
     def drain(self, reason: str) -> None:
         """May be called from a signal handler and from any thread."""
         if not self.draining.is_set():
-            log.info("draining: %s", reason)
+            log.info("the trainer is to stop: %s", reason)
             self.draining.set()
 
     def check(self, *, waiting: bool = False) -> None:
