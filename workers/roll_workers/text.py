@@ -1,8 +1,8 @@
 """Text to tokens and back, for the roles that hold no model: rewards and environments.
 
 Invariant: a prompt or an observation becomes tokens once, here and in the environment role only; what the
-policy sampled is turned into text for reading, never back into tokens. Nothing here imports torch, and
-transformers is imported only where a chat template or an unusual tokenizer asks for it.
+policy sampled is turned into text for reading, never back into tokens. A model folder with a
+tokenizer.json costs no import of torch, and none of transformers unless there is a chat template.
 """
 
 from __future__ import annotations
@@ -40,44 +40,57 @@ class Codec:
 
     @classmethod
     def of_model(cls, path: str, storage: Path, source: Path) -> Codec:
-        """The codec of `model.path`. A builtin model is not made for this."""
+        """The codec of `model.path`. A tiny builtin model is not made for this."""
         from roll_workers.builtin import models
-
-        def full() -> Any:
-            return models.load_tokenizer(path, storage, source)
 
         name = path.removeprefix(models.PREFIX)
         if path != name and name in models.CHARSETS:
             charset = models.CHARSETS[name]
-            context = models.context_length(models.tiny_qwen2_recipe(charset))
-            return cls(models.char_backend(charset), full=full, context=context, has_chat=False)
-        return cls.of_folder(models.resolve_model(path, storage, source), full)
+            return cls(
+                models.char_backend(charset),
+                full=lambda: models.char_tokenizer(charset),
+                context=models.context_length(models.tiny_qwen2_recipe(charset)),
+                has_chat=False,
+            )
+        return cls.of_folder(models.resolve_model(path, storage, source))
 
     @classmethod
-    def of_folder(cls, folder: Path, full: Callable[[], Any] | None = None) -> Codec:
+    def of_folder(cls, folder: Path) -> Codec:
         from roll_workers.builtin import models
 
-        def load() -> Any:
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(folder)
-
-        full = full or load
         context = models.context_length(_read_json(folder / "config.json"))
-        if (folder / "tokenizer.json").is_file():
-            from tokenizers import Tokenizer
+        if not (folder / "tokenizer.json").is_file():
+            return cls._of_slow_tokenizer(folder, context)
+        from tokenizers import Tokenizer
 
-            backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            has_chat = (folder / "chat_template.jinja").is_file() or bool(
-                _read_json(folder / "tokenizer_config.json").get("chat_template")
-            )
-            return cls(backend, full=full, context=context, has_chat=has_chat)
-        tokenizer = full()
+        def full() -> Any:
+            # Not AutoTokenizer, which imports torch; all that is wanted of it is the chat template.
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+
+        return cls(
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            full=full,
+            context=context,
+            has_chat=(folder / "chat_template.jinja").is_file()
+            or bool(_read_json(folder / "tokenizer_config.json").get("chat_template")),
+        )
+
+    @classmethod
+    def _of_slow_tokenizer(cls, folder: Path, context: int | None) -> Codec:
+        """A folder of older files, which transformers turns into a fast tokenizer where it can."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UserError(f"model.path: {folder} has no fast tokenizer (tokenizer.json)")
         return cls(
-            backend, full=lambda: tokenizer, context=context, has_chat=bool(tokenizer.chat_template)
+            backend,
+            full=lambda: tokenizer,
+            context=context,
+            has_chat=bool(tokenizer.chat_template),
         )
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:

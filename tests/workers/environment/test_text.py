@@ -1,6 +1,8 @@
 """A model's tokenizer and chat template, from a Hugging Face folder."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,16 @@ def test_a_reply_continues_the_conversation_without_repeating_the_end_of_turn(
         ]
     )
     assert [*first, *codec.encode("y"), eos, *ended] == whole
+
+
+def test_a_chat_template_is_rendered_without_torch(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from roll_workers.text import Codec\n"
+        f"codec = Codec.of_folder(Path({str(folder)!r}))\n"
+        "codec.encode_chat([{'role': 'user', 'content': 'hi'}])\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
 def test_messages_and_plain_prompts_go_through_the_template(folder: Path, tmp_path: Path) -> None:
