@@ -13,7 +13,7 @@ import pytest
 from roll_workers.errors import UserError
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.metrics import serve_metrics
-from support.session_server import TIMEOUT, Scheduler, config_for, free_port, run
+from scheduler import TIMEOUT, Scheduler, config_for, free_port, run
 
 JOB = {
     "apiVersion": "roll.dev/v1alpha1",

@@ -23,7 +23,7 @@ from roll_wire.session_pb2 import (
 )
 from roll_workers import errors
 from roll_workers.runtime.session import Cancelled, Draining, PolicyChange, Session, lease_key
-from support.session_server import Scheduler, config_for, free_port, run, task
+from scheduler import Scheduler, config_for, free_port, run, task
 
 
 def numbers(items: list) -> list[int]:

@@ -14,7 +14,7 @@ from roll_wire import trainer_pb2, trainer_pb2_grpc
 from roll_wire.session_pb2 import Drain, Refused
 from roll_workers import errors
 from roll_workers.runtime.trainer_session import TrainerSession
-from support.session_server import TIMEOUT, Scheduler, config_for, free_port
+from scheduler import TIMEOUT, Scheduler, config_for, free_port
 
 
 class Batches(trainer_pb2_grpc.TrainerServicer):
