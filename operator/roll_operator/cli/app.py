@@ -200,11 +200,8 @@ def _guarded(command: Callable[[], object]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        if error.filename is None and error.errno not in _DISK:
+        if error.filename is None:
             raise
-        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
-
-
-_DISK = (28, 30, 122)  # full, read-only, quota

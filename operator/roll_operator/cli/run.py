@@ -1,6 +1,7 @@
 """`roll run`: from a job's file to a finished run, a stopped one, or one clear reason why not."""
 
 import asyncio
+import errno
 import os
 import shlex
 import signal
@@ -26,6 +27,7 @@ from roll_operator.plan import Site
 from roll_operator.plan.restarts import BAD_INPUT
 
 STOPPED = 130
+DISK_TROUBLE = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)
 LOG_LINES = 20
 
 
@@ -59,8 +61,16 @@ def run_job(
         )
         state = State.load(folder, uid)
         view = choose_view(job, folder.path, continues=bool(state.record.scopes))
-        last = asyncio.run(_run(job, folder, site, state, view))
-        return _finish(file, output, overrides, folder, job, state, last)
+        try:
+            last = asyncio.run(_run(job, folder, site, state, view))
+            return _finish(file, output, overrides, folder, job, state, last)
+        except OSError as error:
+            if error.errno not in DISK_TROUBLE:
+                raise
+            raise RunError(
+                f"{folder.path}: {error.strerror}; every process is stopped. Nothing that was recorded is "
+                "lost: make the disk usable, then run the same command again"
+            ) from error
 
 
 async def _run(job: RLJob, folder: RunFolder, site: Site, state: State, view: View) -> Snapshot:

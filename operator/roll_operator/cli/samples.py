@@ -58,7 +58,10 @@ def show_sample(run: Path, name: str, *, as_json: bool) -> int:
 
         story = offline.sample_story(folder.ledger, settings, group, index)
     if story is None or not story.events:
-        raise RunError(f"{run} knows no sample {name}")
+        raise RunError(
+            f"{run} has no sample {name} on record; of steps before the oldest kept checkpoint only "
+            "digests are kept"
+        )
     events = [_event(event) for event in story.events]
     if as_json:
         print(json.dumps({**_row(story.state), "events": events}, indent=1))

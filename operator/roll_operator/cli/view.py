@@ -183,7 +183,7 @@ def _picture(now: Snapshot, rewards: dict[int, float]) -> "Table":
 def _role_line(now: Snapshot, role: str) -> "Text":
     from rich.text import Text
 
-    colours = {"ready": "green", "starting": "yellow", "stopping": "yellow"}
+    colours = {"ready": "green", "starting": "yellow", "stopping": "yellow", "ended": "dim"}
     line = Text()
     for process in now.processes:
         if process.role == role:
