@@ -1,8 +1,8 @@
 """Continuous batching over slots on any Hugging Face causal language model.
 
 Invariants:
-- between two phases of a step rows 0..n-1 are live and the others free, so that one forward pass decodes
-  exactly what runs, whatever finished or came in between;
+- one forward pass a step decodes every live row. Rows that ended leave gaps, which are computed along
+  and ignored while they are few, filled by new requests, or closed by moving the last rows into them;
 - a live row's cache holds all its tokens but the last, which is the next pass's input;
 - a request is waiting, live or forgotten. New weights put everything that is live back to the head of the
   waiting line with its tokens, and the next steps prefill it again: no token is lost, and none is sampled
@@ -34,6 +34,9 @@ from roll_workers.inference.engines.sampling import sample, uniforms
 
 PREFILL_TOKENS = 1024  # in one go: bounds how long a step keeps the event loop waiting
 PREFILL_SECONDS = 0.05  # after this time the step starts no further prefill
+# A pass for one prompt costs nearly as much as for sixteen: they wait for each other this long.
+GATHER_SHARE, GATHER_STEPS = 16, 4  # until 1/16 of the slots is free, or for four steps
+GAPS_SHARE = 8  # gaps are closed when there is more than one for eight live rows
 PADDING = 0.6  # prompts shorter than this share of the longest are prefilled apart
 UNLIMITED = 1 << 20  # context of a model that names none
 
@@ -86,6 +89,7 @@ class TransformersEngine:
         self._stop_table = np.zeros((0, model.get_output_embeddings().weight.shape[0]), np.bool_)
         self._waiting: deque[_Waiting] = deque()
         self._out: list[Delta] = []
+        self._gathered = 0  # steps that a waiting request has seen a free slot pass
 
     @classmethod
     def from_folder(
@@ -117,14 +121,14 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
-        deadline = time.perf_counter() + PREFILL_SECONDS
-        while self._waiting and not self._rows["live"].all():
-            for group in _alike(self._next_prompts()):
-                self._prefill(group)
-            if time.perf_counter() > deadline:
-                break
+        if self._may_admit():
+            deadline = time.perf_counter() + PREFILL_SECONDS
+            while self._waiting and not self._rows["live"].all():
+                for group in _alike(self._next_prompts()):
+                    self._prefill(group)
+                if time.perf_counter() > deadline:
+                    break
         if self._rows["live"].any():
-            self._close_gaps()
             self._decode()
         out, self._out = self._out, []
         return out
@@ -146,6 +150,17 @@ class TransformersEngine:
             )
             self._release(row)
         self.version = version
+
+    def _may_admit(self) -> bool:
+        free = self.slots - int(self._rows["live"].sum())
+        if not self._waiting or not free:
+            return False
+        self._gathered += 1
+        enough = min(len(self._waiting), self.slots // GATHER_SHARE)
+        if free < enough and self._gathered <= GATHER_STEPS:
+            return False
+        self._gathered = 0
+        return True
 
     def _next_prompts(self) -> list[list[_Waiting]]:
         """The head of the waiting line as far as slots and PREFILL_TOKENS go, equal prompts together."""
@@ -195,15 +210,21 @@ class TransformersEngine:
         self._advance(rows, logits[torch.from_numpy(of).to(self._device)])
 
     def _decode(self) -> None:
-        """One more token for rows 0..n-1, in one pass."""
-        rows = self._rows[: int(self._rows["live"].sum())]
+        """One more token for every live row, in one pass."""
+        live = np.flatnonzero(self._rows["live"])
+        if live[-1] + 1 - len(live) > len(live) // GAPS_SHARE:
+            self._close_gaps()
+            live = np.arange(len(live))
+        rows = self._rows[: live[-1] + 1]
         self._fit(self._longest() + 1)
         positions = rows["length"] - 1
         self._cache.decode(len(rows), torch.from_numpy(positions).to(self._device))
         at = np.arange(self._cache.capacity)
         mask = self._mask(torch.from_numpy(at <= positions[:, None])[:, None])
         logits = self._forward(rows["last"][:, None], positions[:, None], mask)
-        self._advance(np.arange(len(rows)), logits)
+        if len(live) < len(rows):
+            logits = logits[torch.from_numpy(live).to(self._device)]
+        self._advance(live, logits)
 
     def _forward(
         self,
@@ -283,6 +304,7 @@ class TransformersEngine:
     def _release(self, row: int) -> None:
         self._requests[row] = None
         self._rows["live"][row] = False
+        self._rows["length"][row] = 1  # a gap is computed along, at a position that always exists
 
     def _request(self, row: int) -> Request:
         request = self._requests[row]
