@@ -1,7 +1,6 @@
 """`roll replay`: the trainer alone, on the recorded batches; ends with the same weights or says that it does not."""
 
 import asyncio
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,8 +14,6 @@ from roll_operator.controller.folder import RunError, RunFolder
 from roll_operator.plan import Pod, PodPhase, Site, StartPod, desired_pods
 from roll_operator.plan.desired import environment, uid_of
 from roll_operator.plan.model import SCHEDULER
-
-GRACE_SECONDS = 10.0
 
 
 def replay_run(run: Path) -> int:
@@ -38,7 +35,6 @@ async def _replay(folder: RunFolder) -> int:
         spec=str(folder.job_file),
         storage=str(folder.path),
         source=before.get("source", str(folder.path)),
-        cores=len(os.sched_getaffinity(0)),
     )
     with tempfile.TemporaryDirectory(prefix="roll-replay-") as logs:
         async with LocalBackend(Path(logs), f"replay:{site.storage}", _command) as backend:
@@ -46,6 +42,9 @@ async def _replay(folder: RunFolder) -> int:
                 if place.role in (SCHEDULER, "trainer"):
                     uid = uid_of(site.job_uid, f"{place.name}/replay", 0)
                     env = environment(job, place, 0, site) | {"ROLL_POD_UID": uid}
+                    # Sums of floats depend on how many threads share them.
+                    if place.role == "trainer" and "trainerThreads" in before:
+                        env["OMP_NUM_THREADS"] = str(before["trainerThreads"])
                     await backend.start(StartPod(place.name, place.role, place.index, 0, uid, env))
             ended = await _first_decisive(backend)
             return _report(backend, ended)

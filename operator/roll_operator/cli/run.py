@@ -24,6 +24,7 @@ from roll_operator.controller.local import LocalRun, Snapshot
 from roll_operator.controller.state import State
 from roll_operator.controller.summary import draw, summarize
 from roll_operator.plan import Site
+from roll_operator.plan.desired import threads
 from roll_operator.plan.restarts import BAD_INPUT
 
 STOPPED = 130
@@ -49,7 +50,15 @@ def run_job(
         address = f"127.0.0.1:{_choose_port(folder, port)}"
         claim.write_job(folder, job)
         source = file.resolve().parent
-        claim.write_run(folder, job, uid, address, source=str(source))
+        cores = len(os.sched_getaffinity(0))
+        claim.write_run(
+            folder,
+            job,
+            uid,
+            address,
+            source=str(source),
+            trainerThreads=threads(job, "trainer", cores),
+        )
         site = Site(
             job_uid=uid,
             scheduler=address,
@@ -57,7 +66,7 @@ def run_job(
             spec=str(folder.job_file),
             storage=str(folder.path),
             source=str(source),
-            cores=len(os.sched_getaffinity(0)),
+            cores=cores,
         )
         state = State.load(folder, uid)
         view = choose_view(job, folder.path, continues=bool(state.record.scopes))
