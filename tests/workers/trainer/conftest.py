@@ -1,7 +1,7 @@
 """`trainer_world.py` beside this file is imported by name under --import-mode=importlib."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
-    played = Scheduler(tmp_path / "run")
-    yield played
-    played.stop()
+def schedulers(tmp_path: Path) -> Iterator[Callable[..., Scheduler]]:
+    """Makes schedulers, each with a storage of its own; they and their workers end with the test."""
+    played: list[Scheduler] = []
+
+    def make(name: str, world: int = 1) -> Scheduler:
+        played.append(Scheduler(tmp_path / name, world))
+        return played[-1]
+
+    yield make
+    for each in played:
+        each.stop()
+
+
+@pytest.fixture
+def scheduler(schedulers: Callable[..., Scheduler]) -> Scheduler:
+    return schedulers("run")

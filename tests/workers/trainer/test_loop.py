@@ -15,6 +15,8 @@ from roll_workers.weights.manifest import versions
 from safetensors.torch import load_file
 from trainer_world import Scheduler, dialogue, job, sample
 
+Schedulers = Callable[..., Scheduler]
+
 
 def train(
     scheduler: Scheduler,
@@ -123,16 +125,14 @@ def test_a_checkpoint_is_a_model_folder(scheduler: Scheduler, model_folder: Path
 
 @pytest.mark.parametrize("dies_in", [1, 3, 4])
 def test_a_trainer_that_died_ends_with_the_same_bits(
-    tmp_path: Path, model_folder: Path, dies_in: int
+    schedulers: Schedulers, model_folder: Path, dies_in: int
 ) -> None:
-    undisturbed, disturbed = Scheduler(tmp_path / "a"), Scheduler(tmp_path / "b")
+    undisturbed, disturbed = schedulers("a"), schedulers("b")
     of = job(model_folder, steps=5)
     train(undisturbed, of)
     with pytest.raises(Killed):
         train(disturbed, of, before=die_in_step(dies_in))
     train(disturbed, of, attempt=1)
-    undisturbed.stop()
-    disturbed.stop()
 
     assert disturbed.rewinds == [0, (dies_in - 1) // 2 * 2]
     assert disturbed.term == 2
@@ -262,18 +262,16 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: json.dumps(a)[:60])
 def test_each_algorithm_runs_and_resumes_bit_for_bit(
-    tmp_path: Path, model_folder: Path, algorithm: dict[str, object]
+    schedulers: Schedulers, model_folder: Path, algorithm: dict[str, object]
 ) -> None:
     of = job(model_folder, steps=3, algorithm=algorithm)
-    whole, broken = Scheduler(tmp_path / "a"), Scheduler(tmp_path / "b")
+    whole, broken = schedulers("a"), schedulers("b")
     train(whole, of)
     with pytest.raises(Killed):
         train(broken, of, before=die_in_step(3))
     train(broken, of, attempt=1)
     assert whole.versions[-1] == broken.versions[-1]
     assert whole.versions[-1][1] != whole.versions[0][1]
-    whole.stop()
-    broken.stop()
 
 
 def test_the_learning_rate_rises_during_warm_up(scheduler: Scheduler, model_folder: Path) -> None:

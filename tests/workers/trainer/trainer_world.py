@@ -113,6 +113,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         self.changed = threading.Condition()
         self._attempts: dict[int, int] = {}  # attempt -> term
         self._hellos: dict[int, set[int]] = {}
+        self._workers: list[subprocess.Popen[str]] = []
         self._closed = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(32), options=SERVER_OPTIONS)
         session_pb2_grpc.add_SessionServicer_to_server(self, self._server)
@@ -121,6 +122,9 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         self._server.start()
 
     def stop(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
         self._closed.set()
         self._server.stop(grace=None).wait()
 
@@ -170,13 +174,15 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
             "MASTER_PORT": str(master_port),
             "OMP_NUM_THREADS": "1",
         }
-        return subprocess.Popen(
+        worker = subprocess.Popen(
             [sys.executable, "-m", "roll_workers"],
             env=os.environ | variables | env,
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._workers.append(worker)
+        return worker
 
     def worker_log(self, attempt: int = 0, rank: int = 0) -> str:
         return (self.storage / f"trainer-{rank}.{attempt}.log").read_text()

@@ -124,7 +124,11 @@ def _put(folder: Path, content: bytes) -> None:
                 os.close(handle)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+def _reason(error: BaseException) -> str:
+    """The system's own words where there are any, also behind an error of torch's writer."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        seen = seen.__context__
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
