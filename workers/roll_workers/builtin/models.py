@@ -238,7 +238,9 @@ def _convert_smollm2(folder: Path) -> None:
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     loaded = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
