@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from roll_wire.sample_pb2 import Trajectory
 from roll_workers.builtin.models import char_tokenizer
 from roll_workers.environment.envs.dataset import DataSet
 from roll_workers.environment.envs.rows import read_rows
@@ -80,6 +81,9 @@ def test_messages_and_plain_prompts_go_through_the_template(folder: Path, tmp_pa
     source = read_rows("data.jsonl", tmp_path, "train")
     chat = DataSet(source, codec)
     assert chat.prompt(0)[1] == chat.prompt(1)[1] == codec.encode("<u>7 + 5?<eos>;<a>")
+    facts = Trajectory.FromString(chat.payload(1)).facts
+    assert json.loads(facts["prompt"]) == "7 + 5?"
+    assert json.loads(facts["messages"]) == rows[1]["messages"]
     assert DataSet(source, codec, chat="Never").prompt(0)[1] == codec.encode("7 + 5?")
     told = DataSet(source, codec, system="sum")
     assert told.prompt(1)[1] == codec.encode("<s>sum<eos>;<u>7 + 5?<eos>;<a>")

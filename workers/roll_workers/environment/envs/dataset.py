@@ -155,7 +155,13 @@ class DataSet:
             for key, value in row.items()
             if key not in (columns.prompt, columns.messages, columns.answer, columns.tag)
         }
-        facts |= {"prompt": written, "tag": self._tag(row)}
+        if isinstance(
+            written, list
+        ):  # a scorer reads the question, and the conversation if it likes
+            facts |= {"messages": written, "prompt": written[-1]["content"]}
+        else:
+            facts["prompt"] = written
+        facts["tag"] = self._tag(row)
         if row.get(columns.answer) is not None:
             facts["answer"] = row[columns.answer]
         return Trajectory.payload(

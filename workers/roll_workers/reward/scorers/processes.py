@@ -114,7 +114,10 @@ class ScorerProcesses:
         try:
             await self._add()
             self._problem = ""
-        except (UserError, OSError) as error:  # it loaded at the start: files or memory are short now
+        except (
+            UserError,
+            OSError,
+        ) as error:  # it loaded at the start: files or memory are short now
             self._problem = f"{self.reference}: can't start a scorer process: {error}"
         finally:
             self._starting = None
@@ -155,21 +158,20 @@ class _Process:
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await _receive(child.stdout)
-        except TimeoutError:
-            child.kill()
-            raise UserError(
-                f"{reference}: the import did not end within {START_SECONDS:g} s"
-            ) from None
-        except asyncio.IncompleteReadError:
-            raise UserError(
-                f"{reference}: the import ended its process ({_ending(await child.wait())})"
-            ) from None
-        except BaseException:
-            child.kill()
+            if "error" in ready:
+                raise UserError(ready["error"])
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.communicate()  # nothing of it is left when this returns
+            if isinstance(error, TimeoutError):
+                raise UserError(
+                    f"{reference}: the import did not end within {START_SECONDS:g} s"
+                ) from None
+            if isinstance(error, asyncio.IncompleteReadError):
+                how = _ending(child.returncode or 0)
+                raise UserError(f"{reference}: the import ended its process ({how})") from None
             raise
-        if "error" in ready:
-            await child.wait()
-            raise UserError(ready["error"])
         return cls(child, reference, ready["async"])
 
     async def call(self, arguments: dict[str, Any]) -> dict[str, Any]:
