@@ -19,8 +19,9 @@ from roll_operator.scheduler.state import Batch, JobState
 def try_form(state: JobState, now: float) -> Batch | None:
     """Form batch F if the trainer asks for it and it is, or by exchanges can be made, complete."""
     step = state.first_open_step
-    if state.asked != step or state.ending or state.finished or state.error:
+    if state.asked != step or not state.form_due or state.ending or state.finished or state.error:
         return None
+    state.form_due = False
     held = state.slots.of(step)
     if state.slots.ready[step] < state.settings.groups_per_step and not _exchange(state, step, now):
         return None
@@ -37,6 +38,11 @@ def _exchange(state: JobState, step: int, now: float) -> bool:
     missing = settings.groups_per_step - slots.ready[step]
     if sum(n for later, n in slots.ready.items() if later > step) < missing:
         return False
+    late = [g for g in slots.of(step).values() if g.state is not GroupState.READY]
+    late.sort(key=lambda g: (_latest_step(g, settings.max_staleness), g.slot))
+    nearest = min(later for later, n in slots.ready.items() if later > step and n)
+    if late and not settings.late_drop and _latest_step(late[0], settings.max_staleness) < nearest:
+        return False
     ready = iter(
         [
             group
@@ -46,8 +52,6 @@ def _exchange(state: JobState, step: int, now: float) -> bool:
             if group.state is GroupState.READY
         ]
     )
-    late = [g for g in slots.of(step).values() if g.state is not GroupState.READY]
-    late.sort(key=lambda g: (_latest_step(g, settings.max_staleness), g.slot))
     swaps: list[tuple[Group | None, Group]] = []
     for group in late:
         taken = next(ready)

@@ -93,6 +93,7 @@ def _sample_scored(state: JobState, group: Group, now: float) -> None:
     else:
         move(group, GroupState.READY)
         state.slots.now_ready(group)
+        state.form_due = True
         state.touch(group)
 
 
@@ -184,6 +185,7 @@ def end(state: JobState, group: Group, to: GroupState, cause: str, now: float) -
         state.count(f"{name}.{cause}" if cause else name, len(group.kept))
     if group.validation is None:
         state.slots.release(group)
+        state.form_due = True
     else:
         _evaluated(state, group, to)
     move(group, to)
@@ -200,6 +202,7 @@ def _evaluated(state: JobState, group: Group, to: GroupState) -> None:
     for validation in state.validations:
         if not validation.finished and validation.version == group.validation:
             _add_to(validation, group, to)
+            state.announce_due = True
             state.record_validation(validation)
             return
 

@@ -73,6 +73,7 @@ def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
     worker.rank = greeting.rank
     worker.address = greeting.address
     worker.announced = None
+    state.announce_due = True
     worker.version = greeting.version if greeting.lineage == state.lineage else None
     if greeting.role == "trainer":
         _join(state, worker, greeting)

@@ -188,6 +188,8 @@ class JobState:
     finished: str = ""  # why the job has ended
     error: str = ""
     asked: int = 0  # the step whose batch the trainer waits for
+    form_due: bool = True  # something changed that may complete it
+    announce_due: bool = True  # some worker may have to be told of a version
     opened: float = 0.0
     resume_at: float = 0.0  # a re-opened scheduler re-issues nothing before
     filtered_in_step: int = 0

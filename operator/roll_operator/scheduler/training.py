@@ -100,6 +100,7 @@ def acquire(state: JobState, term: int, step: int, now: float) -> Batch | None:
         )
     batch = state.batches.get(step)
     if batch is None:
+        state.form_due = state.form_due or state.asked != step
         state.asked = step
         return None
     if batch.acquired_term != term:
@@ -134,6 +135,7 @@ def _poison(state: JobState, batch: Batch, now: float) -> None:
     state.count(f"editions.{state.lineage}.{step}")
     state.formed = step - 1
     state.asked = step
+    state.form_due = True
 
 
 def report(state: JobState, term: int, step: int, metrics: str, now: float) -> None:
@@ -165,6 +167,7 @@ def publish(state: JobState, term: int, publication: Publication) -> None:
     state.writes.versions.append(
         (state.lineage, number, term, publication.digest, "\n".join(publication.locations))
     )
+    state.announce_due = True
     if state.published is None or number > state.published:
         state.published = number
         validation.schedule(state, number)
@@ -172,8 +175,9 @@ def publish(state: JobState, term: int, publication: Publication) -> None:
 
 def announce(state: JobState) -> None:
     """Tell each policy worker of the newest version it should move to."""
-    if state.published is None:
+    if state.published is None or not state.announce_due:
         return
+    state.announce_due = False
     held = state.held_version
     for worker in state.pool("policy").workers.values():
         if not worker.connected:

@@ -53,6 +53,7 @@ def _move_if_passed(state: JobState, validation: Validation) -> None:
     if not held or min(held) <= validation.version:
         return
     passed, validation.version = validation.version, min(held)
+    state.announce_due = True
     for group in state.groups.values():
         if group.validation == passed:
             group.validation = validation.version
@@ -65,6 +66,7 @@ def abandon(state: JobState, now: float, cause: Cause) -> None:
     """The lineage, or the job, ended: nothing of it is waited for."""
     for group in [g for g in state.groups.values() if g.validation is not None]:
         groups.end(state, group, GroupState.CANCELLED, cause, now)
+    state.announce_due = True
     for validation in state.validations:
         if not validation.finished:
             validation.finished = True

@@ -1,0 +1,352 @@
+"""What sample-level scheduling is worth: the real decision code in virtual time.
+
+A discrete-event simulator of engines, environments and a trainer drives the scheduler's own functions
+(life cycle, admission, assignment, batching): only sockets, disks and models are left out. One slot of an
+engine makes one token per tick. Training takes 30 % of a synchronous step. The baselines see the same
+lengths: a batch barrier (generate everything, then train) and, for agents, lockstep over turns.
+
+    python benchmarks/simulate.py            # the table of benchmarks/README.md, about 3 minutes
+    python benchmarks/simulate.py --quick    # sigma 1.0 only
+    python benchmarks/simulate.py --scale    # once with 4,096 engines: what a decision costs
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from roll_operator.scheduler import core, flow, presence, training
+from roll_operator.scheduler.lifecycle import Ref, Stage
+from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.slots import Slots
+from roll_operator.scheduler.stages import StageGraph
+from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
+
+MEDIAN_TOKENS = 2000
+CAP_TOKENS = 32_000
+
+
+class NoStore:
+    """Payloads are not simulated."""
+
+    def append(self, payload: bytes) -> Ref:
+        return Ref(0, 0, 0, 0)
+
+    def read(self, ref: Ref) -> bytes:
+        return b""
+
+    def groups_of(self, batch: Batch) -> list:
+        raise AssertionError("a simulated trainer never goes back")
+
+
+@dataclass(frozen=True)
+class Workload:
+    sigma: float = 1.0
+    engines: int = 16
+    slots: int = 64
+    groups: int = 256
+    size: int = 8
+    steps: int = 40
+    turns: float = 1.0  # mean number of turns; 1: no agents
+    environment: float = 0.0  # median duration of an environment's step, in ticks
+    seed: int = 1
+
+    def length(self, group: int, index: int, turn: int = 0) -> int:
+        """Log-normal; half of the variance belongs to the prompt."""
+        z_prompt = random.Random(f"{self.seed}/{group}").gauss(0, 1)
+        z_sample = random.Random(f"{self.seed}/{group}/{index}/{turn}").gauss(0, 1)
+        z = (z_prompt + z_sample) / math.sqrt(2)
+        median = MEDIAN_TOKENS if self.turns == 1 else MEDIAN_TOKENS / self.turns
+        return max(1, min(CAP_TOKENS, round(median * math.exp(self.sigma * z))))
+
+    def turn_count(self, group: int, index: int) -> int:
+        if self.turns == 1:
+            return 1
+        z = random.Random(f"{self.seed}/turns/{group}/{index}").gauss(0, 1)
+        return max(1, min(50, round(self.turns * math.exp(0.6 * z - 0.18))))
+
+    def step_time(self, group: int, index: int, turn: int) -> float:
+        z = random.Random(f"{self.seed}/env/{group}/{index}/{turn}").gauss(0, 1)
+        return self.environment * math.exp(1.0 * z)
+
+
+def makespan(jobs: list[float], slots: int) -> float:
+    """Continuous filling of slots, in order."""
+    free = [0.0] * slots
+    for job in jobs:
+        heapq.heapreplace(free, free[0] + job)
+    return max(free)
+
+
+def barrier(load: Workload) -> tuple[float, float, float]:
+    """(ticks per step with a batch barrier, ticks of training, tokens per step)."""
+    spans, tokens = [], []
+    for step in range(8):
+        first = 10**6 + step * load.groups
+        units = [(g, i) for g in range(first, first + load.groups) for i in range(load.size)]
+        if load.turns == 1:
+            lengths = [float(load.length(g, i)) for g, i in units]
+            spans.append(makespan(lengths, load.engines * load.slots))
+            tokens.append(sum(lengths))
+            continue
+        span, turn, made = 0.0, 0, 0.0
+        while active := [(g, i) for g, i in units if load.turn_count(g, i) > turn]:
+            lengths = [float(load.length(g, i, turn)) for g, i in active]
+            span += makespan(lengths, load.engines * load.slots)
+            span += max(load.step_time(g, i, turn) for g, i in active)
+            made += sum(lengths)
+            turn += 1
+        spans.append(span)
+        tokens.append(made)
+    generation = statistics.fmean(spans)
+    # 70 : 30 is the published split of a synchronous RLVR step; agents train on as many tokens.
+    plain = (
+        makespan(
+            [float(load.length(g, 0)) for g in range(load.groups * load.size)],
+            load.engines * load.slots,
+        )
+        if load.turns > 1
+        else generation
+    )
+    train = plain * 3 / 7
+    return generation + train, train, statistics.fmean(tokens)
+
+
+@dataclass
+class Outcome:
+    tokens_per_tick: float
+    occupancy: float
+    staleness: float
+    trained_over_generated: float
+    waste: float
+    trainer_idle: float
+    micros_per_transition: float
+    transitions: int
+    steps: int = 0
+    late: int = field(default=0)
+
+
+def simulate(
+    load: Workload, staleness: int, ahead: float, train_ticks: float, late_drop: bool = False
+) -> Outcome:
+    settings = Settings(
+        steps=load.steps,
+        groups_per_step=load.groups,
+        group_size=load.size,
+        max_staleness=staleness,
+        run_ahead=ahead,
+        no_progress=1e12,
+        silence=1e12,
+        graph=StageGraph(interactive=load.turns > 1, scored=load.turns == 1),
+        late_drop=late_drop,
+        keep_checkpoints=1,
+    )
+    state = JobState(settings, NoStore(), NoStore(), term=1, slots=Slots(load.groups))
+    now = 0.0
+    for pool, role, count, credits in (
+        ("policy", "inference", load.engines, load.slots),
+        ("environment", "environment", 8, 10**6),
+        ("reward", "reward", 8, 10**6),
+    ):
+        for i in range(count):
+            presence.hello(
+                state,
+                presence.Greeting(
+                    worker=f"{role}-{i}/1",
+                    pod=f"{role}-{i}",
+                    pod_uid=f"{role}-{i}",
+                    role=role,
+                    pool=pool,
+                    credits=credits,
+                    data={},
+                ),
+                now,
+            )
+    presence.hello(
+        state,
+        presence.Greeting(worker="t/1", pod="t", pod_uid="t", role="trainer", pool="trainer"),
+        now,
+    )
+    training.rewind(state, 1, 0, now)
+    training.commit(state, 1, CheckpointRow(0, 1, "0", ""), now)
+    training.publish(state, 1, Publication(0, 1, "", ()))
+
+    events: list[tuple[float, int, object]] = []
+    order = 0
+    generated, generated_samples, busy, trained_tokens, trained_samples = 0.0, 0, 0.0, 0.0, 0
+    at_work, step, idle_since, idle = False, 0, 0.0, 0.0
+    transitions, spent = 0, 0.0
+    stale: list[float] = []
+    warm = max(2, load.steps // 5)
+    began_at = (0.0, 0.0, 0.0)
+
+    def push(at: float, what: object) -> None:
+        nonlocal order
+        order += 1
+        heapq.heappush(events, (at, order, what))
+
+    def turn() -> None:
+        """Let the scheduler decide, then start what it handed out."""
+        nonlocal transitions, spent, generated, busy, generated_samples
+        while True:
+            clock = time.thread_time()
+            core.dispatch(state, now)
+            _, out = state.take()
+            spent += time.thread_time() - clock
+            for worker, publication in out.policies.items():
+                presence.holding(state, state.workers[worker], 1, publication.number)
+            instant = False
+            for leases in out.assign.values():
+                for lease in leases:
+                    transitions += 1
+                    unit = lease.unit
+                    group, index = unit.key
+                    if lease.stage == Stage.GENERATE:
+                        ticks = load.length(group, index, lease.turn)
+                        generated += ticks
+                        generated_samples += lease.turn == 0
+                        busy += ticks
+                        push(now + ticks, lease)
+                    elif lease.stage == Stage.STEP:
+                        push(now + load.step_time(group, index, lease.turn), lease)
+                    else:
+                        finish(lease)
+                        instant = True
+            if not (instant or out.policies):
+                return
+
+    def finish(lease: object) -> None:
+        nonlocal spent
+        worker = state.workers[lease.worker]
+        unit = lease.unit
+        generates = lease.stage == Stage.GENERATE
+        ends = lease.stage == Stage.SCORE
+        done = lease.stage == Stage.STEP and (lease.turn + 1 >= load.turn_count(*unit.key))
+        clock = time.thread_time()
+        flow.result(
+            state,
+            worker,
+            group=unit.group.id,
+            index=unit.index,
+            lease=lease.id,
+            stage=lease.stage,
+            turn=lease.turn,
+            payload=b"",
+            now=now,
+            tokens=load.length(*unit.key, lease.turn) if generates else 0,
+            oldest=lease.floor if generates else None,
+            newest=state.published if generates else None,
+            reward=0.5 if ends or done else None,
+            done=done,
+            resident=lease.stage in (Stage.RESET, Stage.STEP) and not done,
+        )
+        spent += time.thread_time() - clock
+
+    turn()
+    while step < load.steps:
+        if not at_work:
+            clock = time.thread_time()
+            batch = training.acquire(state, 1, step + 1, now) or (
+                core.dispatch(state, now) or training.acquire(state, 1, step + 1, now)
+            )
+            spent += time.thread_time() - clock
+            if batch is not None:
+                idle += now - idle_since
+                at_work = True
+                push(now + train_ticks, batch)
+                stale.append(batch.staleness)
+                turn()
+        if not events:
+            raise AssertionError("nothing left to happen: a deadlock")
+        now, _, what = heapq.heappop(events)
+        if isinstance(what, Batch):
+            step += 1
+            at_work = False
+            trained_tokens += what.tokens
+            trained_samples += what.samples
+            training.report(state, 1, step, "{}", now)
+            training.publish(state, 1, Publication(step, 1, "", ()))
+            if step % 5 == 0:
+                training.commit(state, 1, CheckpointRow(step, 1, str(step), ""), now)
+            idle_since = now
+            if step == warm:
+                began_at = (now, trained_tokens, busy)
+                idle = 0.0
+        else:
+            if what.unit.lease is what:
+                finish(what)
+        turn()
+    span = now - began_at[0]
+    return Outcome(
+        tokens_per_tick=(trained_tokens - began_at[1]) / span,
+        occupancy=(busy - began_at[2]) / (span * load.engines * load.slots),
+        staleness=statistics.fmean(stale[warm:]),
+        trained_over_generated=(trained_tokens / trained_samples) / (generated / generated_samples),
+        waste=1 - trained_tokens / generated,
+        trainer_idle=idle / span,
+        micros_per_transition=spent / max(1, transitions) * 1e6,
+        transitions=transitions,
+        steps=step,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="sigma 1.0 only")
+    parser.add_argument("--scale", action="store_true", help="4,096 engines, once")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = []
+    if args.scale:
+        load = Workload(engines=4096, groups=16384, size=8, steps=4)
+        _, train, _ = barrier(Workload(engines=64, groups=256, steps=4))
+        got = simulate(load, 3, 1.5, train)
+        print(
+            f"4,096 engines x 64 slots: {got.transitions:,} transitions, "
+            f"{got.micros_per_transition:.1f} us of CPU each"
+        )
+        return
+    print(
+        f"{'workload':<22}{'S':>3}{'A':>5}  {'x barrier':>9} {'of oracle':>9} {'occupied':>8} "
+        f"{'stale':>6} {'length':>7} {'waste':>6} {'trainer idle':>12} {'us/transition':>13}"
+    )
+    for name, load in workloads(args.quick):
+        step, train, tokens = barrier(load)
+        base = tokens / step
+        oracle = min(load.engines * load.slots, tokens / train)
+        for staleness, ahead in ((0, 0.0), (1, 1.0), (2, 2.0), (3, 1.5)):
+            got = simulate(load, staleness, ahead, train)
+            row = {
+                "workload": name,
+                "S": staleness,
+                "A": ahead,
+                "speedup": got.tokens_per_tick / base,
+                "oracle": got.tokens_per_tick / oracle,
+                **vars(got),
+            }
+            rows.append(row)
+            print(
+                f"{name:<22}{staleness:>3}{ahead:>5}  {row['speedup']:>8.2f}x "
+                f"{row['oracle']:>9.1%} {got.occupancy:>8.1%} {got.staleness:>6.2f} "
+                f"{got.trained_over_generated:>7.3f} {got.waste:>6.1%} "
+                f"{got.trainer_idle:>12.1%} {got.micros_per_transition:>13.1f}",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps(rows))
+
+
+def workloads(quick: bool) -> list[tuple[str, Workload]]:
+    plain = [(f"sigma {s}", Workload(sigma=s)) for s in ((1.0,) if quick else (0.6, 1.0, 1.3))]
+    agents = Workload(sigma=1.0, turns=8.0, environment=100.0, groups=128, steps=20)
+    return [*plain, ("agents, 8 turns", agents)]
+
+
+if __name__ == "__main__":
+    main()
