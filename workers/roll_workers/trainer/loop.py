@@ -71,12 +71,12 @@ class Trainer:
         self.term, _ = self.session.welcome()  # when all ranks of this attempt have said Hello
         self.strategy.join()
         step = self.come_back()
-        while step < self.spec.steps:
+        while step < self.steps:
             if not self.acquire(step + 1):
                 break
             step += 1
             self.train(step)
-            if step % self.spec.checkpoint.every_steps == 0 or step == self.spec.steps:
+            if step % self.spec.checkpoint.every_steps == 0 or step == self.steps:
                 self.checkpoint(step)
         if step > self.saved:  # drained, or out of batches: the work of the last steps is kept
             self.checkpoint(step)
@@ -85,25 +85,26 @@ class Trainer:
         """Restores the newest intact checkpoint M and makes version M fetchable; without any, M is 0."""
         position = self.calls.GetPosition(trainer_pb2.PositionRequest())
         newest, _ = self.checkpoints.newest_intact(position.checkpoints)
+        self.steps = position.steps or self.spec.steps  # a replay ends where its record does
         step = 0
         if newest is not None:
             self.checkpoints.restore(newest)
             step = self.saved = newest.step
         elif position.checkpoints:
             log.warning("no checkpoint is intact: starting again from the model at step 0")
+        lineage = 0
         if self.rank == 0:
-            reply = self.calls.Rewind(trainer_pb2.RewindRequest(step=step))
-            lineage = reply.lineage
-        self.lineage = self.strategy.all_gather(lineage if self.rank == 0 else 0)[0]
-        log.info("starting at step %d of %d, lineage %d", step, self.spec.steps, self.lineage)
+            lineage = self.calls.Rewind(trainer_pb2.RewindRequest(step=step)).lineage
+        self.lineage = self.strategy.all_gather(lineage)[0]
+        log.info("starting at step %d of %d, lineage %d", step, self.steps, self.lineage)
         if self.keeps:
             self.checkpoints.remove_leftovers(position.checkpoints, self.term)
-        manifest = self.write_weights(step)
+        self.write_weights(step)
         if self.saved < 0:
             self.checkpoint(0)  # before the first admission, which waits for version 0
         if self.rank == 0:
             self.recorder = metrics.Recorder(self.output, step)
-        self.announce(step, manifest)
+        self.announce(step)
         return step
 
     def acquire(self, step: int) -> bool:
@@ -142,7 +143,7 @@ class Trainer:
             updates += 1
         trained = time.perf_counter()
 
-        manifest = self.write_weights(step)
+        self.write_weights(step)
         assert sums is not None
         described = metrics.describe_shard(shard, step - 1)
         figures |= self.objective.figures(sums, updates)
@@ -164,24 +165,17 @@ class Trainer:
             facts = {"lineage": self.lineage, "weights_digest": self.digest}
             self.recorder.record(step, figures, facts)
             self.calls.ReportStep(trainer_pb2.StepReport(step=step, metrics=figures))
-        self.announce(step, manifest)
+        self.announce(step)
 
-    def write_weights(self, version: int) -> object:
+    def write_weights(self, version: int) -> None:
         """Every rank gathers, rank 0 writes."""
         tensors = self.strategy.weights()
-        if self.rank != 0:
-            return None
-        manifest = publish(
-            self.output / "weights",
-            (self.lineage, version),
-            tensors,
-            self.term,
-            keep=self.spec.weights.keep,
-        )
-        self.digest = manifest.digest
-        return manifest
+        if self.rank == 0:
+            folder, keep = self.output / "weights", self.spec.weights.keep
+            written = publish(folder, (self.lineage, version), tensors, self.term, keep=keep)
+            self.digest = written.digest
 
-    def announce(self, version: int, manifest: object) -> None:
+    def announce(self, version: int) -> None:
         if self.rank != 0:
             return
         number = session_pb2.PolicyVersion(lineage=self.lineage, number=version)

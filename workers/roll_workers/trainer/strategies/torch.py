@@ -177,7 +177,7 @@ def _blame(batch: TokenBatch, parts: list[MicroBatch], losses: list[Tensor]) -> 
 
 def _same_bits_every_time(threads: int) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", threads)))
     torch.use_deterministic_algorithms(True)
     # Otherwise every fresh tensor is filled with NaN first.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
