@@ -11,7 +11,7 @@ import pytest
 import torch
 from roll_workers.builtin.models import resolve_model
 from roll_workers.inference.engines import Delta, Request
-from roll_workers.inference.engines.sampling import truncate
+from roll_workers.inference.engines.sampling import reseed, truncate, uniforms
 from roll_workers.inference.engines.transformers import TransformersEngine, load_model
 from transformers import (
     AutoModelForCausalLM,
@@ -193,6 +193,22 @@ def test_seeds_decide_and_equal_prompts_share_their_prefill_only(
     answers = run(engine, [Request(i, prompt, seed=i // 2, max_new_tokens=16) for i in range(8)])
     assert all(answers[2 * i].tokens == answers[2 * i + 1].tokens for i in range(4))
     assert len({tuple(answer.tokens) for answer in answers.values()}) == 4
+
+
+def test_random_numbers_are_uniform_and_uncorrelated_between_seeds_and_positions() -> None:
+    seeds, counters = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300, dtype=np.uint64))
+    drawn = uniforms(seeds, counters)
+    assert ((drawn >= 0) & (drawn < 1)).all()
+    counts = np.histogram(drawn, bins=50, range=(0, 1))[0]
+    expected = drawn.size / 50
+    assert ((counts - expected) ** 2 / expected).sum() < 85.4  # 49 degrees of freedom, 1 in 1,000
+    for other in (drawn[1:, :], drawn[:, 1:]):
+        mine = drawn[: other.shape[0], : other.shape[1]]
+        assert abs(np.corrcoef(mine.ravel(), other.ravel())[0, 1]) < 0.012
+    again = {
+        reseed(seed, turn, kept) for seed in range(20) for turn in range(20) for kept in range(20)
+    }
+    assert len(again) == 8000
 
 
 def test_frequencies_follow_the_probabilities(folder: Path) -> None:
