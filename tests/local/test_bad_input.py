@@ -1,10 +1,11 @@
 """Each mistake and each trouble: one clear message, a non-zero exit, no traceback, nothing left, nothing lost."""
 
+import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,28 @@ def small_disk(workshop: Any) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@contextlib.contextmanager
+def kept_full(disk: Path) -> Iterator[None]:
+    """Takes every byte, also those that a deleted checkpoint gives back."""
+    over = threading.Event()
+
+    def fill() -> None:
+        with (disk / ".filler").open("ab", buffering=0) as filler:
+            while not over.wait(0.02):
+                with contextlib.suppress(OSError):
+                    while filler.write(b"\0" * 4096):
+                        pass
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        filling.join()
+        (disk / ".filler").unlink()
+
+
 def assert_told_and_unharmed(run: Any, words: tuple[str, ...]) -> None:
     assert run.finish(120) not in (0, 130)
     assert "Traceback" not in run.err.splitlines()[-1]
@@ -195,11 +218,8 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_continue(
     job = workshop.write_job({"spec": {"steps": 40, "checkpoint": {"everySteps": 2}}})
     run = workshop.start(job)
     run.wait_for_step(3)
-    room = shutil.disk_usage(small_disk).free
-    with (small_disk / "filler").open("wb") as filler:
-        os.posix_fallocate(filler.fileno(), 0, room)
-    assert_told_and_unharmed(run, ("No space left", "full"))
-    (small_disk / "filler").unlink()
+    with kept_full(small_disk):
+        assert_told_and_unharmed(run, ("No space left", "full"))
     again = workshop.start(job)
     assert again.finish() == 0, again.err
     samples = again.summary()["samples"]
@@ -236,20 +256,23 @@ def test_a_read_only_folder_is_told_before_anything_starts(workshop: Any, small_
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     workshop: Any,
 ) -> None:
-    changes = {"spec": {"steps": 6, "checkpoint": {"everySteps": 2}}}
-    first = workshop.start(workshop.write_job(changes))
-    assert first.finish() == 0, first.err
-    checkpoints = sorted(p for p in (first.folder / "checkpoints").iterdir() if p.is_dir())
-    newest = checkpoints[-1]
+    job = workshop.write_job({"spec": {"steps": 40, "checkpoint": {"everySteps": 2}}})
+    run = workshop.start(job)
+    run.wait_for_step(6)
+    run.interrupt()
+    assert run.finish(90) == 130
+    *_, before, newest = sorted(
+        p for p in (run.folder / "checkpoints").glob("step-*") if p.is_dir()
+    )
     shard = max(newest.iterdir(), key=lambda p: p.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 0xFF
     shard.write_bytes(content)
 
-    changes["spec"]["steps"] = 10
-    again = workshop.start(workshop.write_job(changes))
+    again = workshop.start(job)
     assert again.finish() == 0, again.err
-    assert "starting at step 4 " in again.logs("small-trainer-0")
+    step = int(before.name.split("-")[1])
+    assert f"starting at step {step} " in again.logs("small-trainer-0")
     assert newest.name in again.logs("small-trainer-0")
     samples = again.summary()["samples"]
-    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (10 * 32, 0, 0)
+    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (40 * 32, 0, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from roll_api import load_job
 
 COMMANDS = (
     ["run"],
@@ -201,6 +202,16 @@ def test_a_run_without_a_ledger_is_one_message(finished: Path, arguments: list[s
     shown = roll(*command, str(finished), *options)
     assert shown.returncode == 2
     assert "no ledger" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_ledger_that_is_none_is_one_message(finished: Path, job_file: Path) -> None:
+    (finished / "job.json").write_text(load_job(job_file).to_json())
+    (finished / "ledger").mkdir()
+    (finished / "ledger" / "ledger.sqlite").write_text("what is this")
+    shown = roll("ledger", "verify", str(finished))
+    assert shown.returncode == 2
+    assert "cannot be read" in shown.stderr
     assert "Traceback" not in shown.stderr
 
 

@@ -1,6 +1,7 @@
 """`roll ledger verify`: the audit, in words."""
 
 import json
+import sqlite3
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,10 @@ def verify_ledger(run: Path, *, as_json: bool) -> int:
     settings = ledger_settings(folder)
     from roll_operator.scheduler.audit import verify
 
-    found = verify(folder.ledger, settings)
+    try:
+        found = verify(folder.ledger, settings)
+    except sqlite3.Error as error:
+        raise RunError(f"{folder.ledger} cannot be read: {error}") from error
     if as_json:
         print(json.dumps({"run": str(run), **asdict(found)}, indent=1))
         return 1 if found.problems else 0

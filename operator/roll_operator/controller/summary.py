@@ -1,6 +1,7 @@
 """What a run leaves for people and scripts at its end: `summary.json` and `reward.png`."""
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,11 @@ def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
         "dropped": dict(progress.dropped),
     }
     document["ledgerProblems"] = []
-    found = audit(folder, job)
+    try:
+        found = audit(folder, job)
+    except (sqlite3.Error, OSError) as error:
+        found = None
+        document["ledgerProblems"] = [f"the ledger cannot be read: {error}"]
     if found is not None:
         document["samples"] |= {
             "trained": found.trained,
@@ -55,7 +60,7 @@ def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
 
 
 def audit(folder: RunFolder, job: RLJob) -> "Audit | None":
-    """None before there is a ledger, or when there is none that can be read."""
+    """None before there is a ledger."""
     if not (folder.ledger / "ledger.sqlite").exists():
         return None
     from roll_operator.scheduler.audit import verify
