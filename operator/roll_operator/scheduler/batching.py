@@ -103,6 +103,8 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
         digest=b"",
         oldest=min((u.oldest for u in samples if u.oldest is not None), default=None),
         formed=now,
+        attempts=1,  # it is formed for the trainer that asks
+        acquired_term=state.trainer.term,
         groups=members,
         reward=math.fsum(u.reward or 0.0 for u in samples) / len(samples),
         staleness=sum(ages) / len(ages) if ages else 0.0,

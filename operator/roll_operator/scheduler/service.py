@@ -56,11 +56,13 @@ class Hub:
         self._streams: dict[str, asyncio.Queue[ToWorker | None]] = {}
         self._wake = asyncio.Event()
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """The pump. Ends only with an exception: a ledger that cannot be written."""
         loop = asyncio.get_running_loop()
         next_tick = 0.0
+        seen = self._position()
         while True:
             try:
                 async with asyncio.timeout(TICK_SECONDS):
@@ -81,10 +83,19 @@ class Hub:
                 await loop.run_in_executor(self._writer, self.ledger.commit, writes, payloads)
                 self.ledger.store.done()
             turn.set_result(None)
+            if (position := self._position()) != seen:
+                seen = position
+                self._recorded.set_result(None)
+                self._recorded = loop.create_future()
             for worker, message in messages:
                 queue = self._streams.get(worker)
                 if queue is not None:
                     queue.put_nowait(message)
+
+    def _position(self) -> tuple[object, ...]:
+        """What a trainer that waits for a batch waits to see changed."""
+        state = self.state
+        return state.formed, state.lineage, state.trainer.term, state.ending, state.finished
 
     def wake(self) -> None:
         self._wake.set()
@@ -94,6 +105,12 @@ class Hub:
         turn = self._turn
         self.wake()
         await asyncio.shield(turn)
+
+    async def next_batch(self, seconds: float) -> None:
+        """Returns when a batch was recorded, or there will be none, or time is up."""
+        recorded = self._recorded
+        self.wake()
+        await asyncio.wait([recorded], timeout=seconds)
 
     def attach(self, worker: str) -> asyncio.Queue[ToWorker | None]:
         """A new stream of this worker; an older one is closed."""
@@ -190,12 +207,14 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
         self, request: trainer_pb2.BatchRequest, context: object
     ) -> trainer_pb2.Batch:
         state, began = self._hub.state, time.time()
-        while time.time() - began < LONG_POLL_SECONDS:
+        while (left := began + LONG_POLL_SECONDS - time.time()) > 0:
             if state.ending or state.finished:
                 return trainer_pb2.Batch(finished=True)
             batch = training.acquire(state, request.trainer.term, request.step, time.time())
-            await self._hub.durable()
-            if batch is not None:
+            if batch is None:
+                await self._hub.next_batch(left)
+            else:
+                await self._hub.durable()
                 return trainer_pb2.Batch(
                     step=batch.step,
                     groups=len(batch.group_ids),
