@@ -241,8 +241,8 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
 
     def FetchShard(self, request: Any, context: Any) -> Any:
         share = self.batch(request.step)[request.trainer.rank :: request.world]
-        for start in range(0, len(share), 5):
-            yield trainer_pb2.ShardChunk(samples=share[start : start + 5])
+        for start in range(0, len(share), 64):
+            yield trainer_pb2.ShardChunk(samples=share[start : start + 64])
 
     def ReportStep(self, request: Any, context: Any) -> Any:
         self.reports.append((request.trainer.term, request.step, dict(request.metrics)))

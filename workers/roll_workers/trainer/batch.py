@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from roll_wire.sample_pb2 import Piece
 from roll_wire.trainer_pb2 import ShardSample
 from torch import Tensor
 
 from roll_workers.errors import UserError
-from roll_workers.runtime.trajectory import SequenceArrays, Trajectory, sequences
+from roll_workers.runtime.trajectory import Trajectory
 
 Unit = tuple[int, int]  # group, index
 
@@ -95,73 +96,113 @@ class Shard:
 
 
 def build_shard(samples: Iterable[ShardSample], vocabulary: int, context: int) -> Shard:
-    """Lays the samples end to end; a token that the model does not know is the data's fault, and said so."""
+    """Lays the samples end to end; a sample that the model can't take is named.
+
+    Columns are joined as bytes: making arrays of every piece would cost more than the rest of it.
+    """
     ordered = sorted(samples, key=lambda sample: sample.position)
-    rows: list[SequenceArrays] = []
-    owner: list[int] = []
-    group: list[int] = []
     units: list[Unit] = []
     turns: list[Sequence[float]] = []
     parts: dict[str, float] = {}
+    pieces: list[tuple[int, int, int, int, int]] = []  # sample, sequence, is action, turn, length
+    tokens_of: list[bytes] = []
+    logprobs_of: list[bytes] = []
+    versions_of: list[bytes] = []
+    finished: dict[tuple[int, int], bool] = {}  # by sample and sequence
     for number, sample in enumerate(ordered):
         trajectory = Trajectory.parse(sample.payload)
-        of_sample = [row for row in sequences(trajectory) if row.action_mask.any()]
-        rows += of_sample
-        owner += [number] * len(of_sample)
-        group += [sample.unit.group] * len(of_sample)
         units.append((sample.unit.group, sample.unit.index))
-        turns.append(tuple(trajectory.reward.turns))
-        for name, value in trajectory.reward.parts.items():
+        reward = trajectory.reward
+        turns.append(tuple(reward.turns))
+        for name, value in reward.parts.items():
             parts[name] = parts.get(name, 0.0) + value
-    lengths = np.array([len(row.tokens) for row in rows], np.int64)
-    tokens = _join([row.tokens for row in rows], np.int64)
-    mask = _join([row.action_mask for row in rows], np.bool_)
+        for piece in sorted(trajectory.pieces, key=lambda piece: piece.sequence):
+            is_action = piece.kind == Piece.ACTION
+            pieces.append((number, piece.sequence, is_action, piece.turn, piece.length))
+            for column in piece.columns:
+                if column.name == "token":
+                    tokens_of.append(column.data)
+                elif is_action and column.name == "logprob":
+                    logprobs_of.append(column.data)
+                elif is_action and column.name == "version":
+                    versions_of.append(column.data)
+            if is_action:
+                finished[number, piece.sequence] = piece.finish_reason != "length"
+
+    table = np.array(pieces, np.int64).reshape(-1, 5)
+    starts = np.ones(len(table), bool)
+    starts[1:] = (table[1:, :2] != table[:-1, :2]).any(1)
+    row = np.cumsum(starts) - 1  # of each piece: the sequence it belongs to, over the whole batch
+    lengths = np.bincount(row, table[:, 4], minlength=int(starts.sum())).astype(np.int64)
+    owner = table[starts, 0]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocabulary):
-        at = int(np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[0])
-        unit = units[owner[int(np.searchsorted(offsets, at, side="right")) - 1]]
-        raise UserError(
-            f"sample {unit[0]}/{unit[1]} has token {tokens[at]}, but the model knows {vocabulary}: "
-            "tokenizer and model do not belong together"
-        )
-    if lengths.size and lengths.max() > context:
-        unit = units[owner[int(lengths.argmax())]]
-        raise UserError(
-            f"sample {unit[0]}/{unit[1]} has {lengths.max()} tokens, but the model's context has {context}"
-        )
-    prompt_lengths = np.array([int(row.action_mask.argmax()) for row in rows], np.int64)
-    if prompt_lengths.size and prompt_lengths.min() == 0:
-        unit = units[owner[int(prompt_lengths.argmin())]]
-        raise UserError(
-            f"sample {unit[0]}/{unit[1]} has an empty prompt: nothing predicts its first token"
-        )
+    tokens = np.frombuffer(b"".join(tokens_of), "<i4").astype(np.int64)
+    mask = np.repeat(table[:, 2] > 0, table[:, 4])
     action = np.flatnonzero(mask)
-    sequence = np.repeat(np.arange(len(rows)), lengths)[action]
+    behaviour = np.frombuffer(b"".join(logprobs_of), "<f4").astype(np.float32)
+    versions = np.frombuffer(b"".join(versions_of), "<i4").astype(np.int64)
+    if not (len(tokens) == len(mask) and len(behaviour) == len(versions) == len(action)):
+        raise ValueError("a recorded sample has columns of different lengths")
+    sequence = np.repeat(np.arange(len(lengths)), lengths)[action]
+    first = np.searchsorted(sequence, np.arange(len(lengths)))
+    trained = np.bincount(sequence, minlength=len(lengths)) > 0
+    prompts = (action[first[trained]] - offsets[:-1][trained]) if trained.any() else first[:0]
+    _check(tokens, offsets, prompts, owner, trained, units, vocabulary, context)
     nothing = torch.zeros(len(action))
+    batch = TokenBatch(
+        tokens=tokens,
+        offsets=offsets,
+        group=np.array([units[n][0] for n in owner.tolist()], np.int64),
+        action=action,
+        sequence=torch.from_numpy(sequence),
+        behaviour=torch.from_numpy(behaviour),
+        advantage=nothing,
+        weight=nothing,
+        entropy_weight=nothing,
+    )
+    kept = np.flatnonzero(trained)
     return Shard(
-        batch=TokenBatch(
-            tokens=tokens,
-            offsets=offsets,
-            group=np.array(group, np.int64),
-            action=action,
-            sequence=torch.from_numpy(sequence),
-            behaviour=torch.from_numpy(_join([row.logprobs for row in rows], np.float32)[action]),
-            advantage=nothing,
-            weight=nothing,
-            entropy_weight=nothing,
-        ),
+        # A sequence without an action (an episode that ended at its reset) has nothing to train.
+        batch=batch if trained.all() else batch.select(kept),
         units=units,
-        sample=np.array(owner, np.int64),
+        sample=owner[kept],
         rewards=np.array([sample.reward for sample in ordered], np.float64),
         groups=[tuple(sample.group_rewards) for sample in ordered],
         turns=turns,
-        turn=_join([row.turn for row in rows], np.int64)[action],
-        versions=_join([row.versions for row in rows], np.int64)[action],
-        prompt_lengths=prompt_lengths,
-        finished=np.array([row.finish_reason != "length" for row in rows], np.bool_),
+        turn=np.repeat(table[:, 3], table[:, 4])[action],
+        versions=versions,
+        prompt_lengths=prompts,
+        finished=np.array([finished[n, q] for n, q in table[starts, :2][kept].tolist()], np.bool_),
         parts=parts,
     )
 
 
-def _join(arrays: list[npt.NDArray], dtype: type) -> npt.NDArray:
-    return np.concatenate(arrays).astype(dtype) if arrays else np.empty(0, dtype)
+def _check(
+    tokens: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    prompts: npt.NDArray[np.int64],
+    owner: npt.NDArray[np.int64],
+    trained: npt.NDArray[np.bool_],
+    units: list[Unit],
+    vocabulary: int,
+    context: int,
+) -> None:
+    def name(row: int) -> str:
+        group, index = units[owner[row]]
+        return f"sample {group}/{index}"
+
+    unknown = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
+    if unknown.size:
+        at = int(unknown[0])
+        raise UserError(
+            f"{name(int(np.searchsorted(offsets, at, side='right')) - 1)} has token {tokens[at]}, but "
+            f"the model knows {vocabulary}: tokenizer and model do not belong together"
+        )
+    lengths = np.diff(offsets)
+    if lengths.size and lengths.max() > context:
+        raise UserError(
+            f"{name(int(lengths.argmax()))} has {lengths.max()} tokens, but the model's context has {context}"
+        )
+    if prompts.size and prompts.min() == 0:
+        row = int(np.flatnonzero(trained)[prompts.argmin()])
+        raise UserError(f"{name(row)} has an empty prompt: nothing predicts its first token")

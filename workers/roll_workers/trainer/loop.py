@@ -104,7 +104,7 @@ class Trainer:
             self.checkpoint(0)  # before the first admission, which waits for version 0
         if self.rank == 0:
             self.recorder = metrics.Recorder(self.output, step)
-        self.announce(step)
+            self.announce(step)
         return step
 
     def acquire(self, step: int) -> bool:
@@ -161,11 +161,11 @@ class Trainer:
             "time/step_total": total,
         }
         if self.rank == 0:
+            self.calls.ReportStep(trainer_pb2.StepReport(step=step, metrics=figures))
+            self.announce(step)
             assert self.recorder is not None
             facts = {"lineage": self.lineage, "weights_digest": self.digest}
             self.recorder.record(step, figures, facts)
-            self.calls.ReportStep(trainer_pb2.StepReport(step=step, metrics=figures))
-        self.announce(step)
 
     def write_weights(self, version: int) -> None:
         """Every rank gathers, rank 0 writes."""
@@ -176,8 +176,6 @@ class Trainer:
             self.digest = written.digest
 
     def announce(self, version: int) -> None:
-        if self.rank != 0:
-            return
         number = session_pb2.PolicyVersion(lineage=self.lineage, number=version)
         places = locations(
             self.output / "weights",

@@ -71,7 +71,7 @@ def _summary(values: npt.NDArray[Any]) -> _Summary:
 
 
 class Recorder:
-    """Rank 0 writes. The line of a step is on disk before the step is reported."""
+    """Rank 0 writes. A step is recorded before its checkpoint, so no committed step lacks its line."""
 
     def __init__(self, folder: Path, step: int) -> None:
         """Cuts the record back to `step`."""
