@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="the best of so many counts")
     options = parser.parse_args()
     rng = np.random.default_rng(1)
-    n = 2 * options.slots
+    n = 3 * options.slots
     # Log-normal answers, as reasoning models give them: p99 is some ten times the median.
     lognormal = np.clip(np.exp(rng.normal(np.log(16), 1.0, n)), 1, 192).astype(int)
     cases = {
