@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from roll_operator.scheduler import batching, groups
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SegmentStore
-from roll_operator.scheduler.ledger.sqlite import connect, read_batch, read_meta
+from roll_operator.scheduler.ledger.sqlite import connect, fold_digest, read_batch, read_meta
 from roll_operator.scheduler.lifecycle import (
     LIVE_GROUPS,
     BatchState,
@@ -28,11 +29,29 @@ from roll_operator.scheduler.lifecycle import (
     GroupState,
     Part,
     SampleState,
+    Stage,
 )
 from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.stages import StageGraph
 from roll_operator.scheduler.state import Batch
 
 TRAINED = (BatchState.TRAINED, BatchState.COMMITTED)
+
+
+class Fold(NamedTuple):
+    """What is left of the groups that were pruned together."""
+
+    lineage: int
+    step: int
+    groups: bytes
+    samples: int
+    parts: int
+    ends: str
+    contents: bytes
+    digest: bytes
+
+
+FOLD = ", ".join(Fold._fields)
 
 
 @dataclass(slots=True)
@@ -78,20 +97,27 @@ def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None
         read_batch(row)
         for row in db.execute("SELECT * FROM batches ORDER BY lineage, step, edition")
     ]
-    folds = list(db.execute("SELECT step, groups, samples, ends FROM folds ORDER BY id"))
-    folded_ids = [i for _, packed, _, _ in folds for i in _unpack(packed)]
+    folds = [Fold(*row) for row in db.execute(f"SELECT {FOLD} FROM folds ORDER BY id")]
+    folded_ids = [i for fold in folds for i in _unpack(fold.groups)]
     _check_ids(found, ids, folded_ids, int(meta.get("next_group", 1)))
-    found.admitted = sum(g.size for g in known) + sum(samples for _, _, samples, _ in folds)
+    _check_folds(found, folds)
+    found.admitted = sum(g.size for g in known) + sum(fold.samples for fold in folds)
+    if counters["groups"] != len(ids) + len(folded_ids):
+        found.problem(
+            f"{counters['groups']} groups were admitted, {len(ids) + len(folded_ids)} are on record"
+        )
     if found.admitted != counters["samples"]:
         found.problem(
             f"{counters['samples']} samples were admitted, {found.admitted} are on record"
         )
-    _check_batches(found, settings, batches, {g.id: g for g in known}, set(folded_ids))
+    _check_batches(found, settings, batches, {g.id: g for g in known}, set(folded_ids), meta)
+    _check_parts(found, db, counters["parts"] - sum(fold.parts for fold in folds))
     _check_slots(found, known)
     for group in known:
         _check_group(found, group)
+        _check_order(found, settings.graph, group)
     _check_orphans(found, db)
-    _check_ends(found, known, [json.loads(ends) for _, _, _, ends in folds], batches, counters)
+    _check_ends(found, known, [json.loads(fold.ends) for fold in folds], batches, counters)
     if store is not None:
         _check_payloads(found, known, store)
     found.redone = counters["redone"]
@@ -129,6 +155,7 @@ def _check_batches(
     batches: list[Batch],
     known: dict[int, Group],
     folded: set[int],
+    meta: dict[str, Any],
 ) -> None:
     current = [b for b in batches if b.state not in (BatchState.POISON, BatchState.ABANDONED)]
     by_step: dict[int, Batch] = {}
@@ -136,9 +163,13 @@ def _check_batches(
         if batch.step in by_step:
             found.problem(f"step {batch.step} has two batches")
         by_step[batch.step] = batch
-    for step in range(1, max(by_step, default=0) + 1):
-        if step not in by_step:
+    skipped = [meta[key] for key in meta if key.startswith("skipped.")]
+    for step in range(1, int(meta.get("formed", 0)) + 1):
+        if step not in by_step and not any(first <= step <= last for first, last in skipped):
             found.problem(f"step {step} has no batch")
+    beyond = [step for step in by_step if step > int(meta.get("formed", 0))]
+    if beyond:
+        found.problem(f"batches that were never recorded: {_some(beyond)}")
     where: dict[int, int] = {}
     for batch in current:
         for member in batch.group_ids:
@@ -148,9 +179,9 @@ def _check_batches(
             where[member] = batch.step
     for batch in batches:
         _check_batch(found, settings, batch, known, folded, by_step)
+    listed = {(batch.step, member) for batch in batches for member in batch.group_ids}
     for group in known.values():
-        listed = any(group.id in b.group_ids for b in batches if b.step == group.step)
-        if group.state is GroupState.BATCHED and not listed:
+        if group.state is GroupState.BATCHED and (group.step, group.id) not in listed:
             found.problem(f"group {group.id} says step {group.step}, whose batch does not list it")
 
 
@@ -176,7 +207,11 @@ def _check_batch(
         return
     if batch.state is BatchState.POISON:
         return  # its groups have seals of their own
-    if batching.digest(batch.previous, batch.lineage, batch.step, members) != batch.digest:
+    contents = [groups.contents(group) for group in members]
+    if (
+        batching.digest(batch.previous, batch.lineage, batch.step, members, contents)
+        != batch.digest
+    ):
         found.problem(f"{name} is not what was recorded: its digest differs")
     for group in members:
         if group.state is not GroupState.BATCHED or group.step != batch.step:
@@ -205,13 +240,51 @@ def _check_slots(found: Audit, known: list[Group]) -> None:
 
 
 def _check_group(found: Audit, group: Group) -> None:
-    ended = group.state not in (*LIVE_GROUPS, GroupState.BATCHED)
-    if ended and groups.seal(group) != group.seal:
+    if group.state is GroupState.OPEN:
+        expected = b""
+    elif group.state in (GroupState.READY, GroupState.BATCHED):
+        expected = groups.contents(group)
+    else:
+        expected = groups.seal(group)
+    if expected != group.seal:
         found.problem(f"group {group.id} ({group.state.name.lower()}) was altered: seal differs")
     if group.state is GroupState.OPEN and group.unfinished == 0:
         found.problem(f"group {group.id} is open, but every sample has its end")
     if group.state is GroupState.READY and any(u.reward is None for u in group.kept):
         found.problem(f"group {group.id} is ready, but a sample has no reward")
+
+
+def _check_order(found: Audit, graph: StageGraph, group: Group) -> None:
+    """The parts of each sample follow each other as the pipeline says."""
+    for unit in group.units if group.lead is None else [group.lead, *group.units]:
+        begins = Stage.GENERATE if group.lead is not None and unit.index >= 0 else graph.first()
+        expected: Stage | None = begins
+        turn = 0
+        for part in unit.parts:
+            if (part.stage, part.turn) != (expected, turn):
+                found.problem(f"sample {group.id}.{unit.index}: {part.stage} is out of order")
+                break
+            if not part.partial:
+                expected = None if unit.index < 0 else graph.after(part.stage, done=part.done)
+                turn += expected == Stage.GENERATE and part.stage == Stage.STEP
+
+
+def _check_parts(found: Audit, db: sqlite3.Connection, recorded: int) -> None:
+    (present,) = db.execute("SELECT count(*) FROM parts").fetchone()
+    if present != recorded:
+        found.problem(f"{recorded} parts of samples were recorded, {present} are on record")
+    gaps = "SELECT group_id FROM parts GROUP BY group_id, idx, life HAVING count(*) != max(no) + 1"
+    broken = sorted({i for (i,) in db.execute(gaps)})
+    if broken:
+        found.problem(f"parts are missing in groups {_some(broken)}")
+
+
+def _check_folds(found: Audit, folds: list[Fold]) -> None:
+    previous = b""
+    for fold in folds:
+        if fold_digest(previous, *fold[:-1]) != fold.digest:
+            found.problem(f"the digest of the steps pruned up to {fold.step} differs")
+        previous = fold.digest
 
 
 def _check_orphans(found: Audit, db: sqlite3.Connection) -> None:

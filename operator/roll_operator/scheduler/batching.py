@@ -21,10 +21,13 @@ def try_form(state: JobState, now: float) -> Batch | None:
     step = state.first_open_step
     if state.asked != step or not state.form_due or state.ending or state.finished or state.error:
         return None
-    state.form_due = False
     held = state.slots.of(step)
-    if state.slots.ready[step] < state.settings.groups_per_step and not _exchange(state, step, now):
-        return None
+    if state.slots.ready[step] < state.settings.groups_per_step:
+        if now < state.resume_at:
+            return None  # workers that come back may hold tokens that nobody here knows of
+        state.form_due = False
+        if not _exchange(state, step, now):
+            return None
     return _record(state, step, [held[slot] for slot in sorted(held)], now)
 
 
@@ -109,7 +112,7 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
         reward=math.fsum(u.reward or 0.0 for u in samples) / len(samples),
         staleness=sum(ages) / len(ages) if ages else 0.0,
     )
-    batch.digest = digest(batch.previous, batch.lineage, step, members)
+    batch.digest = digest(batch.previous, batch.lineage, step, members, [g.seal for g in members])
     for group in members:
         move(group, GroupState.BATCHED)
         del state.groups[group.id]
@@ -125,13 +128,15 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
     return batch
 
 
-def digest(previous: bytes, lineage: int, step: int, members: Sequence[Group]) -> bytes:
+def digest(
+    previous: bytes, lineage: int, step: int, members: Sequence[Group], contents: Sequence[bytes]
+) -> bytes:
     """Of the batch and, through `previous`, of every batch before it."""
     chained = hashlib.blake2b(previous, digest_size=16)
     chained.update(struct.pack("<qq", lineage, step))
-    for group in members:
+    for group, content in zip(members, contents, strict=True):
         chained.update(struct.pack("<qqq", group.id, group.position, group.slot))
-        chained.update(groups.contents(group))
+        chained.update(content)
     return chained.digest()
 
 

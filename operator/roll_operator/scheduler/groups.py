@@ -92,6 +92,7 @@ def _sample_scored(state: JobState, group: Group, now: float) -> None:
         end(state, group, GroupState.FILTERED, "", now)
     else:
         move(group, GroupState.READY)
+        group.seal = contents(group)
         state.slots.now_ready(group)
         state.form_due = True
         state.touch(group)
@@ -251,7 +252,10 @@ def contents(group: Group) -> bytes:
         ended = int(unit.state) if unit.state in SAMPLE_ENDS else 0
         digest.update(struct.pack("<qqq", unit.index, ended, unit.life))
         for part in unit.parts:
-            digest.update(struct.pack("<qqI", part.turn, part.lease, part.ref.checksum))
+            oldest = -1 if part.oldest is None else part.oldest
+            digest.update(
+                struct.pack("<qqIqq", part.turn, part.lease, part.ref.checksum, part.tokens, oldest)
+            )
             digest.update(part.stage.encode())
             if part.reward is not None:
                 digest.update(struct.pack("<d", part.reward))

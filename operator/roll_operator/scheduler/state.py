@@ -274,6 +274,7 @@ class JobState:
 
     def record_part(self, unit: Unit, part: Part) -> None:
         unit.parts.append(part)
+        self.counters["parts"] += 1
         ref = part.ref
         self.writes.parts.append(
             (
@@ -316,6 +317,7 @@ class JobState:
                 batch.reward,
                 batch.staleness,
                 batch.formed,
+                batch.acquired_term,
             )
         )
 

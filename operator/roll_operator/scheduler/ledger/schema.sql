@@ -24,7 +24,8 @@ CREATE TABLE IF NOT EXISTS batches (
   lineage INTEGER, step INTEGER, edition INTEGER, state INTEGER NOT NULL, groups BLOB NOT NULL,
   samples INTEGER NOT NULL, tokens INTEGER NOT NULL, digest BLOB NOT NULL, previous BLOB NOT NULL,
   oldest INTEGER, attempts INTEGER NOT NULL, reward REAL NOT NULL, staleness REAL NOT NULL,
-  formed REAL NOT NULL, PRIMARY KEY (lineage, step, edition)) WITHOUT ROWID;
+  formed REAL NOT NULL, acquired_term INTEGER NOT NULL,
+  PRIMARY KEY (lineage, step, edition)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps (
   lineage INTEGER, step INTEGER, term INTEGER, metrics TEXT, at REAL,
   PRIMARY KEY (lineage, step)) WITHOUT ROWID;
@@ -37,8 +38,9 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE TABLE IF NOT EXISTS validations (
   lineage INTEGER, version INTEGER, groups INTEGER, done INTEGER, total REAL, scored INTEGER,
   finished INTEGER, PRIMARY KEY (lineage, version)) WITHOUT ROWID;
--- What pruned groups leave: their ids, their samples' ends, and a digest chained over their seals.
+-- What pruned groups leave: their ids, how many rows they had, their samples' ends, and a digest over
+-- their seals (`contents`); `digest` chains all of it.
 CREATE TABLE IF NOT EXISTS folds (
   id INTEGER PRIMARY KEY, lineage INTEGER, step INTEGER, groups BLOB NOT NULL, samples INTEGER NOT NULL,
-  ends TEXT NOT NULL, digest BLOB NOT NULL);
+  parts INTEGER NOT NULL, ends TEXT NOT NULL, contents BLOB NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

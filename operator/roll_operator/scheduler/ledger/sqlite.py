@@ -46,7 +46,7 @@ STATEMENTS = {
     "units": "INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)",
     "parts": "INSERT INTO parts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     "failures": "INSERT INTO failures VALUES (?,?,?,?,?,?,?,?,?,?)",
-    "batches": "INSERT OR REPLACE INTO batches VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "batches": "INSERT OR REPLACE INTO batches VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     "steps": "INSERT OR REPLACE INTO steps VALUES (?,?,?,?,?)",
     "versions": "INSERT OR REPLACE INTO versions VALUES (?,?,?,?,?)",
     "checkpoints": (
@@ -173,12 +173,12 @@ def read_meta(db: sqlite3.Connection) -> dict[str, Any]:
 
 def read_batch(row: Sequence[Any]) -> Batch:
     (lineage, step, edition, state, ids, samples, tokens, digest, previous, oldest, attempts, reward,
-     staleness, formed) = row  # fmt: skip
+     staleness, formed, acquired) = row  # fmt: skip
     return Batch(
         lineage=lineage, step=step, edition=edition, state=BatchState(state),
         group_ids=struct.unpack(f"<{len(ids) // 8}q", ids), samples=samples, tokens=tokens,
         digest=digest, previous=previous, oldest=oldest, attempts=attempts, reward=reward,
-        staleness=staleness, formed=formed,
+        staleness=staleness, formed=formed, acquired_term=acquired,
     )  # fmt: skip
 
 
@@ -198,10 +198,12 @@ def _tail(db: sqlite3.Connection) -> tuple[int, int]:
 
 def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now: float) -> None:
     for name in ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded",
-                 "ending", "finished", "error", "filtered_in_step"):  # fmt: skip
+                 "ending", "finished", "filtered_in_step"):  # fmt: skip
         if name in meta:
             setattr(state, name, meta[name])
+    # An error ended the run, not the job: whoever starts it again has changed something.
     state.counters = Counter(meta.get("counters", {}))
+    state.fenced_pods = set(meta.get("fenced_pods", ()))
     for split in ("train", "validation"):
         if f"data.{split}" in meta:
             size, digest = meta[f"data.{split}"]
@@ -270,13 +272,19 @@ def _fold(
         )
     ]
     groups = rows.read_groups(db, graph, ids)
+    parts = 0
+    for gid in ids:
+        parts += db.execute("SELECT count(*) FROM parts WHERE group_id = ?", (gid,)).fetchone()[0]
     last = db.execute("SELECT digest FROM folds ORDER BY id DESC LIMIT 1").fetchone()
-    digest = fold_digest(last[0] if last else b"", groups)
-    db.execute(
-        "INSERT INTO folds(lineage, step, groups, samples, ends, digest) VALUES (?,?,?,?,?,?)",
-        (lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(g.size for g in groups),
-         json.dumps(rows.sample_ends(groups)), digest),
+    row = (
+        lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(g.size for g in groups), parts,
+        json.dumps(rows.sample_ends(groups)), fold_contents(groups),
     )  # fmt: skip
+    db.execute(
+        "INSERT INTO folds(lineage, step, groups, samples, parts, ends, contents, digest)"
+        " VALUES (?,?,?,?,?,?,?,?)",
+        (*row, fold_digest(last[0] if last else b"", *row)),
+    )
     for table, key in (("parts", "group_id"), ("units", "group_id"), ("failures", "group_id"),
                        ("groups", "id")):  # fmt: skip
         db.executemany(f"DELETE FROM {table} WHERE {key} = ?", [(i,) for i in ids])
@@ -284,9 +292,13 @@ def _fold(
     return segments - used
 
 
-def fold_digest(previous: bytes, groups: list[Group]) -> bytes:
-    chained = hashlib.blake2b(previous, digest_size=16)
+def fold_contents(groups: list[Group]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
     for group in groups:
-        chained.update(struct.pack("<qq", group.id, group.size))
-        chained.update(group.seal)
-    return chained.digest()
+        digest.update(struct.pack("<qq", group.id, group.size))
+        digest.update(group.seal)
+    return digest.digest()
+
+
+def fold_digest(previous: bytes, *row: object) -> bytes:
+    return hashlib.blake2b(repr((previous, *row)).encode(), digest_size=16).digest()
