@@ -41,9 +41,10 @@ def enqueue(state: JobState, unit: Unit, now: float) -> None:
     unit.since = now
     if unit.stage == Stage.STEP and unit.resident:
         worker = state.workers.get(unit.resident)
-        if worker is not None and worker.connected:
-            grant(state, unit, worker, now)
-            return
+        if worker is not None:
+            if worker.connected:
+                grant(state, unit, worker, now)
+            return  # a broken stream: it waits until its episode is back, or lost
     state.next_ticket += 1
     state.pool(POOL_OF[Stage(unit.stage)]).enqueue(unit, state.next_ticket)
 
@@ -153,6 +154,8 @@ def adoptable(state: JobState, lease: int, unit: Unit, stage: str, turn: int) ->
         and unit.state is SampleState.WAITING
         and unit.stage == stage
         and unit.turn == turn
+        # Issued before what is on record: a lease of an earlier life of the episode.
+        and (not unit.parts or lease >= unit.parts[-1].lease)
     )
 
 
@@ -261,6 +264,8 @@ def _store(
     if POOL_OF[Stage(lease.stage)] == "environment":
         settle(state, unit, worker, resident=resident and not done)
     release(state, lease)
+    if unit.failures:
+        state.touch_unit(unit)
     unit.failures = unit.company = unit.issued = unit.kept = 0
     state.last_progress = now
     if unit.index < 0:
@@ -357,7 +362,10 @@ def progress(
         held.tokens = tokens
         held.deadline = now + state.settings.no_progress
         state.last_progress = now
-    if partial and oldest is not None and tokens - partial_tokens == held.unit.kept:
+    if not partial or oldest is None or newest is None:
+        return
+    fresh = oldest >= state.min_version(held.unit.group)
+    if fresh and tokens - partial_tokens == held.unit.kept:
         _add(state, worker, held, partial, now, partial_tokens, oldest, newest, None, partial=True)
         held.unit.kept += partial_tokens
 
@@ -380,6 +388,7 @@ def failure(
         state.ack(worker.id, lease, FENCED)
         return FENCED
     if cause == "returned":
+        leave(state, held.unit)
         put_back(state, held, now)
     else:
         _failed(state, held, Cause(cause), message, now)
@@ -430,7 +439,7 @@ def _failed(state: JobState, lease: Lease, cause: Cause, message: str, now: floa
     release(state, lease)
     move_unit(unit, SampleState.WAITING)
     if unit.failures < state.settings.max_attempts:
-        if cause is Cause.REPLAY:
+        if cause is Cause.REPLAY and state.settings.graph.interactive:
             restart(state, unit)
         enqueue(state, unit, now)
         return

@@ -89,7 +89,8 @@ def _reason_to_refuse(state: JobState, greeting: Greeting) -> tuple[str, str] | 
         return "fenced", f"pod {greeting.pod} was declared gone"
     if state.finished:
         return "job-ended", state.finished
-    if greeting.role == "trainer" and greeting.attempt < state.trainer.attempt:
+    seat = state.trainer
+    if greeting.role == "trainer" and greeting.attempt < max(seat.attempt, seat.joining_attempt):
         return "fenced", f"trainer attempt {greeting.attempt} has been replaced"
     changed = _changed_data(state, greeting)
     return ("data-changed", changed) if changed else None
@@ -154,12 +155,18 @@ def _reconcile(
                 worker.residents.add(unit.key)
                 worker.load += 1
             unit.resident = worker.id
+            if unit.ticket and unit.stage == Stage.STEP:
+                state.pool(worker.pool).withdraw(unit)
         else:
             fenced.append(item.lease)
             if item.resident:
                 evicted.append((item.group, item.index))
     for lease in [x for x in worker.leases.values() if x.id not in claimed]:
         flow.put_back(state, lease, now)  # the Assign never arrived
+    for key in list(worker.residents):
+        unit = flow.find(state, *key)
+        if unit is not None and _waits_for_step(unit):
+            flow.enqueue(state, unit, now)
     state.pool(worker.pool).offer(worker)
     return fenced, evicted
 
@@ -167,12 +174,21 @@ def _reconcile(
 def _lives_here(worker: Worker, unit: Unit, lease: int) -> bool:
     """The episode that `lease` left at the worker is the unit's newest."""
     made = [p for p in unit.parts if p.stage in (Stage.RESET, Stage.STEP)]
+    elsewhere = (
+        unit.stage == Stage.STEP and unit.lease is not None and unit.lease.worker != worker.id
+    )
     return (
         unit.resident in ("", worker.id)
         and unit.state in (SampleState.WAITING, SampleState.LEASED)
+        and not elsewhere
         and bool(made)
         and made[-1].lease == lease
     )
+
+
+def _waits_for_step(unit: Unit) -> bool:
+    waits = unit.stage == Stage.STEP and unit.state is SampleState.WAITING
+    return waits and not unit.ticket
 
 
 def seen(state: JobState, worker: Worker, now: float) -> None:
@@ -201,6 +217,8 @@ def disconnected(state: JobState, worker: Worker, now: float) -> None:
     worker.lost_at = now + state.settings.reconnect_grace
     if worker.role != "trainer":
         state.pool(worker.pool).offer(worker)
+    elif worker.id in state.trainer.members.values():
+        state.asked = 0  # no batch is formed for a trainer that may be dead
 
 
 def draining(state: JobState, worker: Worker) -> None:
@@ -214,6 +232,7 @@ def pods_gone(state: JobState, uids: Iterable[str], now: float) -> None:
         if uid in state.fenced_pods:
             continue
         state.fenced_pods.add(uid)
+        state.writes.meta["fenced_pods"] = sorted(state.fenced_pods)
         for worker in [w for w in state.workers.values() if w.pod_uid == uid]:
             lost(state, worker, now)
 
@@ -222,6 +241,8 @@ def lost(state: JobState, worker: Worker, now: float) -> None:
     """The process is gone: put its leases back, with care for what may have killed it."""
     state.workers.pop(worker.id, None)
     if worker.role == "trainer":
+        if worker.id in state.trainer.members.values():
+            state.asked = 0
         return
     state.pool(worker.pool).remove(worker)
     shared = len(worker.leases)
@@ -234,7 +255,7 @@ def lost(state: JobState, worker: Worker, now: float) -> None:
         unit = flow.find(state, *key)
         if unit is not None and unit.resident == worker.id:
             unit.resident = ""
-            if unit.stage == Stage.STEP and unit.state is SampleState.WAITING and not unit.ticket:
+            if _waits_for_step(unit):
                 flow.enqueue(state, unit, now)
 
 
