@@ -67,6 +67,9 @@ def _open_lineage(state: JobState, step: int, now: float) -> None:
     for checkpoint in [c for c in state.checkpoints if c.step > step]:
         _drop_checkpoint(state, checkpoint)
     state.lineage += 1
+    if step > state.formed:  # a ledger that knows less than the trainer: these steps stay unknown
+        state.writes.meta[f"skipped.{state.lineage}"] = [state.formed + 1, step]
+        state.folded = step
     state.formed = state.reported = step
     state.folded = min(state.folded, step)
     state.published = None
@@ -120,9 +123,11 @@ def _poison(state: JobState, batch: Batch, now: float) -> None:
         f"batch {step} ended the trainer {batch.attempts} times and is not trained"
     )
     if step != state.formed or (state.published is not None and state.published >= step):
-        # Later versions exist: new samples would be newer than the step allows.
+        # Later versions exist: new samples would be newer than the step allows. A trainer has to
+        # start again to publish its version in the new lineage.
         _open_lineage(state, state.reported, now)
-        return
+        state.asked = 0
+        raise Fenced(f"batch {step} is poison: training goes on as lineage {state.lineage}")
     for group in batch.groups or state.archive.groups_of(batch):
         state.count(f"failed.{Cause.POISON}", len(group.kept))
         move(group, GroupState.FAILED)
@@ -184,7 +189,7 @@ def announce(state: JobState) -> None:
             continue
         target = state.published
         if held is not None and worker.version is not None and worker.version <= held:
-            target = held
+            target = held if held in state.versions else target
         if target in state.versions and (worker.announced is None or target > worker.announced):
             worker.announced = target
             state.out.policies[worker.id] = state.versions[target]

@@ -41,25 +41,31 @@ def advance(state: JobState, now: float) -> None:
             group = groups.open_group(state, now, position=row, validation=validation.version)
             groups.start(state, group, 1, now)
         state.record_validation(validation)
-    _move_if_passed(state, validation)
+    if now >= state.resume_at:
+        _move_if_passed(state, validation)
 
 
 def _move_if_passed(state: JobState, validation: Validation) -> None:
-    held = [
-        w.version
-        for w in state.pool("policy").workers.values()
-        if w.connected and w.version is not None
-    ]
+    # A worker whose stream broke may come back with its samples, so it counts until it is lost.
+    held = [w.version for w in state.pool("policy").workers.values() if w.version is not None]
     if not held or min(held) <= validation.version:
         return
     passed, validation.version = validation.version, min(held)
     state.announce_due = True
+    for other in [v for v in state.validations if not v.finished and v is not validation]:
+        if other.version <= validation.version:  # would measure the same version again
+            state.validations.remove(other)
+            _supersede(state, other.lineage, other.version)
     for group in state.groups.values():
         if group.validation == passed:
             group.validation = validation.version
             state.touch(group)
-    state.writes.validations.append((validation.lineage, passed, -1, 0, 0.0, 0, True))
+    _supersede(state, validation.lineage, passed)
     state.record_validation(validation)
+
+
+def _supersede(state: JobState, lineage: int, version: int) -> None:
+    state.writes.validations.append((lineage, version, -1, 0, 0.0, 0, True))
 
 
 def abandon(state: JobState, now: float, cause: Cause) -> None:
