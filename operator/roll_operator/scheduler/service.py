@@ -243,8 +243,11 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
     ) -> trainer_pb2.Done:
         state, now = self._hub.state, time.time()
         metrics = json.dumps(dict(request.metrics))
-        training.report(state, request.trainer.term, request.step, metrics, now)
-        self._hub.rate.add(now, state.batches[request.step].samples)
+        if request.step > state.reported:
+            training.report(state, request.trainer.term, request.step, metrics, now)
+            self._hub.rate.add(now, state.batches[request.step].samples)
+        else:
+            training.check_term(state, request.trainer.term)
         await self._hub.durable()
         return trainer_pb2.Done()
 
@@ -351,6 +354,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Stop(
         self, request: control_pb2.StopRequest, context: object
     ) -> control_pb2.StopReply:
-        self._hub.state.ending = self._hub.state.ending or request.reason or "stopped"
+        state = self._hub.state
+        state.ending = state.ending or request.reason or "stopped"
+        state.writes.meta["ending"] = state.ending
         await self._hub.durable()
         return control_pb2.StopReply()
