@@ -1,5 +1,8 @@
 """Who gets a unit: workers with credit, the least loaded first, in rotation among equals.
 
+The samples of a group that wait together go to one worker while its credit lasts: they share their
+prompt, which is then computed once.
+
 Invariant: a worker never holds more units than it gave credits for, and a unit suspected of having
 killed a worker never shares one with more company than it is allowed.
 
@@ -14,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from roll_operator.scheduler.lifecycle import Lease, SampleState, Unit
+from roll_operator.scheduler.lifecycle import Group, Lease, SampleState, Unit
 
 # A unit that fits no worker is stepped over; after this many the queue is left for the next turn.
 MAX_MISSES = 16
@@ -67,6 +70,7 @@ class Pool:
         self.queued = 0  # units that wait, in all three
         self.free_by_version: Counter[int | None] = Counter()
         self._candidates: list[tuple[int, int, Worker]] = []
+        self._near: tuple[Group, Worker] | None = None  # who got the last unit of which group
         self._stamp = 0
 
     def offer(self, worker: Worker) -> None:
@@ -147,7 +151,11 @@ class Pool:
         aside = []
         chosen = None
         candidates = self._candidates
-        while candidates:
+        if self._near is not None and self._near[0] is unit.group and not unit.company:
+            worker = self._near[1]
+            if worker.free > 0 and fits(unit, worker):
+                chosen = worker
+        while candidates and chosen is None:
             entry = heapq.heappop(candidates)
             worker = entry[2]
             if worker.stamp != entry[1] or worker.free <= 0:
@@ -162,5 +170,6 @@ class Pool:
             return False
         self.queued -= 1
         unit.ticket = 0
+        self._near = (unit.group, chosen)
         grant(unit, chosen)
         return True
