@@ -17,20 +17,34 @@ from roll_workers.trainer.algorithms import (
 )
 
 
-def test_a_group_of_four_is_normalised_with_the_unbiased_deviation() -> None:
-    # mean 0.25; squares 0.5625 + 3 * 0.0625 = 0.75; / 3 = 0.25; std 0.5
-    rewards = [1.0, 0.0, 0.0, 0.0]
-    assert group_relative(1.0, rewards) == pytest.approx(0.75 / 0.500001)
-    assert group_relative(0.0, rewards) == pytest.approx(-0.25 / 0.500001)
+def advantages(*groups: list[float], **options: bool) -> list[float]:
+    """Of all samples of some whole groups."""
+    rewards = [reward for group in groups for reward in group]
+    peers = [reward for group in groups for _ in group for reward in group]
+    sizes = torch.tensor([len(group) for group in groups for _ in group])
+    return group_relative(
+        torch.tensor(rewards, dtype=torch.double),
+        torch.tensor(peers, dtype=torch.double),
+        torch.arange(len(rewards)).repeat_interleave(sizes),
+        **options,
+    ).tolist()
+
+
+def test_groups_are_normalised_with_their_own_mean_and_unbiased_deviation() -> None:
+    # First group: mean 0.25; squares 0.5625 + 3 * 0.0625 = 0.75; / 3 = 0.25; std 0.5.
+    # Second: mean 3; squares 1 + 1 = 2; / 1 = 2; std sqrt(2).
+    first, second = 0.500001, math.sqrt(2) + 1e-6
+    expected = [0.75 / first, *[-0.25 / first] * 3, -1 / second, 1 / second]
+    assert advantages([1.0, 0.0, 0.0, 0.0], [2.0, 4.0]) == pytest.approx(expected)
 
 
 def test_without_std_only_the_mean_is_taken_away() -> None:
-    assert group_relative(1.0, [1.0, 0.0, 0.0, 0.0], normalize_std=False) == pytest.approx(0.75)
+    expected = [0.75, -0.25, -0.25, -0.25]
+    assert advantages([1.0, 0.0, 0.0, 0.0], normalize_std=False) == pytest.approx(expected)
 
 
 def test_equal_rewards_and_groups_of_one_have_no_advantage() -> None:
-    assert group_relative(3.0, [3.0, 3.0]) == 0.0
-    assert group_relative(3.0, [3.0]) == 0.0
+    assert advantages([3.0, 3.0], [5.0]) == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

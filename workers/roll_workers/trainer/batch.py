@@ -86,7 +86,8 @@ class Shard:
     units: list[Unit]  # of each sample
     sample: npt.NDArray[np.int64]  # of each sequence
     rewards: npt.NDArray[np.float64]  # of each sample
-    groups: list[Sequence[float]]  # rewards of each sample's whole group
+    peers: npt.NDArray[np.float64]  # rewards of every sample's whole group, laid end to end
+    peer_of: npt.NDArray[np.int64]  # the sample that each belongs to
     turns: list[Sequence[float]]  # rewards per turn, or none
     turn: npt.NDArray[np.int64]  # of each action token
     versions: npt.NDArray[np.int64]  # of each action token
@@ -161,13 +162,15 @@ def build_shard(samples: Iterable[ShardSample], vocabulary: int, context: int) -
         entropy_weight=nothing,
     )
     kept = np.flatnonzero(trained)
+    groups = [tuple(sample.group_rewards) for sample in ordered]
     return Shard(
         # A sequence without an action (an episode that ended at its reset) has nothing to train.
         batch=batch if trained.all() else batch.select(kept),
         units=units,
         sample=owner[kept],
         rewards=np.array([sample.reward for sample in ordered], np.float64),
-        groups=[tuple(sample.group_rewards) for sample in ordered],
+        peers=np.array([reward for group in groups for reward in group], np.float64),
+        peer_of=np.repeat(np.arange(len(groups)), [len(group) for group in groups]),
         turns=turns,
         turn=np.repeat(table[:, 3], table[:, 4])[action],
         versions=versions,

@@ -27,7 +27,8 @@ def describe_shard(shard: Shard, newest: int) -> dict[str, _Summary]:
     lengths = np.diff(batch.offsets)
     response = np.bincount(batch.sequence.numpy(), minlength=len(batch))
     ages = newest - shard.versions
-    groups = np.array([np.std(group) for group in shard.groups])
+    mixed = shard.peers != shard.rewards[shard.peer_of]
+    mixed_of = np.bincount(shard.peer_of, mixed, minlength=len(shard.units)) > 0
     described = {
         "critic/rewards": _summary(shard.rewards),
         "critic/advantages": _summary(batch.advantage.numpy()),
@@ -35,7 +36,7 @@ def describe_shard(shard: Shard, newest: int) -> dict[str, _Summary]:
         "tokens/response_length": _summary(response),
         "tokens/total_length": _summary(lengths),
         "scheduler/staleness": _summary(ages),
-        "group/mixed_groups_ratio": _summary(groups > 0),
+        "group/mixed_groups_ratio": _summary(mixed_of),
         "rollout/finished_ratio": _summary(shard.finished),
     }
     for name, value in sorted(shard.parts.items()):

@@ -163,7 +163,7 @@ class Objective:
     def _token_rewards(self, shard: Shard) -> Tensor:
         """A sample's reward lies on the last action token of each of its sequences, turns' on theirs."""
         sequence = shard.batch.sequence
-        values = torch.tensor(self._sample_values(shard), dtype=torch.float32)
+        values = self._sample_values(shard).float()
         last = last_of_each(sequence)
         rewards = torch.zeros(len(sequence))
         rewards[last] = values[torch.from_numpy(shard.sample)[sequence[last]]]
@@ -171,22 +171,17 @@ class Objective:
             _spread_over_turns(shard, rewards)
         return rewards
 
-    def _sample_values(self, shard: Shard) -> list[float]:
-        limit = self.algorithm.reward_clip
-
-        def clipped(reward: float) -> float:
-            return reward if limit is None else min(max(reward, -limit), limit)
-
+    def _sample_values(self, shard: Shard) -> Tensor:
+        limit = self.algorithm.reward_clip or float("inf")
+        rewards = torch.from_numpy(shard.rewards).clamp(-limit, limit)
         if self.algorithm.advantage == "reinforce":
-            return [clipped(float(reward)) for reward in shard.rewards]
-        return [
-            group_relative(
-                clipped(float(reward)),
-                [clipped(r) for r in group],
-                normalize_std=self.algorithm.normalize_std,
-            )
-            for reward, group in zip(shard.rewards, shard.groups, strict=True)
-        ]
+            return rewards
+        return group_relative(
+            rewards,
+            torch.from_numpy(shard.peers).clamp(-limit, limit),
+            torch.from_numpy(shard.peer_of),
+            normalize_std=self.algorithm.normalize_std,
+        )
 
 
 def _spread_over_turns(shard: Shard, rewards: Tensor) -> None:

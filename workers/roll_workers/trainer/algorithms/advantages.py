@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -11,24 +9,28 @@ STD_EPSILON = 1e-6  # ROLL's; TRL has 1e-4
 
 
 def group_relative(
-    reward: float, group_rewards: Sequence[float], *, normalize_std: bool = True
-) -> float:
-    """How much better a sample is than its group (GRPO).
+    rewards: Tensor, peers: Tensor, peer_of: Tensor, *, normalize_std: bool = True
+) -> Tensor:
+    """How much better each sample is than its group (GRPO).
 
         A_i = (r_i - mean(r)) / (std(r) + 1e-6)
 
-    with the unbiased standard deviation over the group. Without `normalize_std` the division is left out
-    (Dr. GRPO, arXiv 2503.20783: the division favours prompts that are nearly always or nearly never solved).
+    with the unbiased standard deviation over the group. `peers` holds the rewards of every sample's whole
+    group, itself included, and `peer_of` the sample that each belongs to. Without `normalize_std` the division
+    is left out (Dr. GRPO, arXiv 2503.20783: it favours prompts that are nearly always or nearly never solved).
     A group of one has nothing to compare with: its advantage is 0.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2; ROLL's `grpo`.
     """
-    count = len(group_rewards)
-    mean = sum(group_rewards) / count
-    if not normalize_std or count < 2:
-        return reward - mean
-    variance = sum((r - mean) ** 2 for r in group_rewards) / (count - 1)
-    return float((reward - mean) / (variance**0.5 + STD_EPSILON))
+    samples = len(rewards)
+    count = torch.bincount(peer_of, minlength=samples)
+    mean = torch.bincount(peer_of, peers, minlength=samples) / count
+    centered = rewards - mean
+    if not normalize_std:
+        return centered
+    squares = torch.bincount(peer_of, (peers - mean[peer_of]).square(), minlength=samples)
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    return centered / (std + STD_EPSILON)
 
 
 def discounted_returns(rewards: Tensor, sequence: Tensor, gamma: float) -> Tensor:
