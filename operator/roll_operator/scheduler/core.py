@@ -20,7 +20,7 @@ from roll_operator.scheduler import (
 )
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import Cause, Stage, Unit
-from roll_operator.scheduler.state import JobState
+from roll_operator.scheduler.state import COMPLETE, JobState
 
 
 def dispatch(state: JobState, now: float) -> None:
@@ -66,7 +66,7 @@ def _finish(state: JobState, now: float) -> None:
         state.published < last or any(not v.finished for v in state.validations)
     ):
         return
-    state.finished = state.ending or "complete"
+    state.finished = state.ending or COMPLETE
     training.cancel_live(state, now, Cause.JOB_ENDED)
     groups.settle(state, now)
     for worker in state.workers.values():

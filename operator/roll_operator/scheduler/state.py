@@ -163,6 +163,8 @@ class Out:
     answers: list[tuple[str, int]] = field(default_factory=list)  # (worker, call)
 
 
+COMPLETE = "complete"  # the reason of a job that trained all its steps
+
 # What `meta` holds; every name is also an attribute of JobState.
 COUNTED = ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded")
 

@@ -30,6 +30,7 @@ from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 from roll_operator.scheduler.stages import StageGraph
 from roll_operator.scheduler.state import (
+    COMPLETE,
     Batch,
     CheckpointRow,
     JobState,
@@ -202,6 +203,8 @@ def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now:
         if name in meta:
             setattr(state, name, meta[name])
     # An error ended the run, not the job: whoever starts it again has changed something.
+    if state.finished == COMPLETE and state.reported < state.settings.steps:
+        state.finished = ""  # the job was given more steps
     state.counters = Counter(meta.get("counters", {}))
     state.fenced_pods = set(meta.get("fenced_pods", ()))
     for split in ("train", "validation"):
