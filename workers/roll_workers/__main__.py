@@ -6,6 +6,7 @@ by the scheduler, anything else a failure that a restart may mend.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -21,6 +22,8 @@ from roll_workers.runtime.config import WorkerConfig
 
 log = logging.getLogger("roll_workers")
 
+DISK_TROUBLE = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # no restart mends these
+
 
 def main() -> int:
     logging.basicConfig(
@@ -33,16 +36,24 @@ def main() -> int:
     try:
         run(WorkerConfig.from_env())
     except UserError as error:
-        # One line, the last one: it is what the operator shows of a process that exited 2.
-        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        return 2
+        return _tell(str(error))
+    except OSError as error:
+        if error.errno not in DISK_TROUBLE:
+            raise
+        return _tell(f"{error}. Nothing that was committed is lost; make room or make it writable")
     except Refused as error:
         log.info("refused by the scheduler: %s", error)
         return error.exit_code
     except Drained as error:
         log.info("%s", error)
     return 0
+
+
+def _tell(message: str) -> int:
+    """One line, the last one: it is what the operator shows of a process that exited 2."""
+    line = "; ".join(part.strip() for part in message.splitlines() if part.strip())
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    return 2
 
 
 def run(config: WorkerConfig) -> None:
