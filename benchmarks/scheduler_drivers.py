@@ -1,0 +1,219 @@
+"""Roles that compute nothing, for benchmarks/scheduler.py: raw messages over one channel per role.
+
+Everything a driver says is as a worker's session says it (up to 64 items and about 1 MB a message, reader
+and sender apart), and nothing is kept for a reconnect: it measures the scheduler, not itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import grpc.aio
+import uvloop
+from roll_wire import trainer_pb2
+from roll_wire.channel import CLIENT_OPTIONS
+from roll_wire.session_pb2 import (
+    DataSet,
+    FromWorker,
+    Hello,
+    Holding,
+    PolicyVersion,
+    Result,
+    Results,
+    Task,
+    ToWorker,
+)
+from roll_wire.session_pb2_grpc import SessionAsyncStub
+from roll_wire.trainer_pb2_grpc import TrainerAsyncStub
+
+MAX_ITEMS = 64
+MAX_BYTES = 1 << 20
+PROMPT = b"p" * 200
+SCORE = b"s" * 40
+ENGINES = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the drivers of one run do."""
+
+    address: str
+    payload: int  # bytes of a generated result
+    in_flight: int  # samples the engines give credit for
+    checkpoint_every: int
+
+
+class Tally:
+    """What this process has seen, for the program that measures."""
+
+    def __init__(self) -> None:
+        self.trained = 0
+        self.acks: list[float] = []  # seconds from a result's sending to its acknowledgement
+
+    def serve(self, pipe: Connection) -> None:
+        """Answers for ever, in a thread of its own: a pipe does not mix with an event loop."""
+        while True:
+            pipe.recv()
+            acks, self.acks = self.acks, []
+            used = os.times()
+            pipe.send({"trained": self.trained, "acks": acks, "cpu": used.user + used.system})
+
+
+class Worker:
+    """One stream of a role: every task is answered at once."""
+
+    def __init__(
+        self, plan: Plan, tally: Tally, pod: str, pool: str, credits: int,
+        answer: Callable[[Worker, Task], Result],
+    ) -> None:  # fmt: skip
+        self._address, self._tally, self._answer = plan.address, tally, answer
+        self._pod, self._pool, self._credits = pod, pool, credits
+        self._outbox: asyncio.Queue[FromWorker] = asyncio.Queue()
+        self._sent: dict[int, float] = {}
+        self.version = PolicyVersion()
+
+    async def run(self) -> None:
+        async with grpc.aio.insecure_channel(self._address, options=CLIENT_OPTIONS) as channel:
+            call = SessionAsyncStub(channel).Open()
+            role = "inference" if self._pool == "policy" else self._pool
+            hello = Hello(
+                job_uid="benchmark", role=role, pool=self._pool, pod=self._pod, pod_uid=self._pod,
+                incarnation=1, credits=self._credits, protocol="1",
+            )  # fmt: skip
+            if role == "environment":
+                hello.data.append(DataSet(split="train", rows=-1, content_hash="none"))
+            await call.write(FromWorker(hello=hello))
+            sender = asyncio.create_task(self._send(call))
+            try:
+                while isinstance(message := await call.read(), ToWorker):
+                    self._receive(message)
+            finally:
+                sender.cancel()
+
+    async def _send(self, call: grpc.aio.StreamStreamCall[FromWorker, ToWorker]) -> None:
+        while True:
+            message = await self._outbox.get()
+            now = time.perf_counter()
+            for item in message.results.items:
+                self._sent[item.lease.number] = now
+            await call.write(message)
+
+    def _receive(self, message: ToWorker) -> None:
+        match message.WhichOneof("message"):
+            case "assign":
+                for results in packed(self._answer(self, task) for task in message.assign.items):
+                    self._outbox.put_nowait(FromWorker(results=results))
+            case "ack":
+                now = time.perf_counter()
+                ack = message.ack
+                if any(verdict != ack.STORED for verdict in ack.verdicts):
+                    raise RuntimeError("a result was not stored")
+                self._tally.acks += [now - self._sent.pop(x.number) for x in ack.leases]
+            case "policy":
+                self.version = message.policy.version
+                self._outbox.put_nowait(FromWorker(holding=Holding(version=self.version)))
+            case "refused":
+                raise RuntimeError(message.refused.message)
+
+
+def packed(results: Iterable[Result]) -> Iterable[Results]:
+    pack, size = Results(), 0
+    for result in results:
+        pack.items.append(result)
+        size += len(result.payload)
+        if len(pack.items) >= MAX_ITEMS or size >= MAX_BYTES:
+            yield pack
+            pack, size = Results(), 0
+    if pack.items:
+        yield pack
+
+
+def reset(worker: Worker, task: Task) -> Result:
+    return Result(unit=task.unit, lease=task.lease, stage="reset", payload=PROMPT)
+
+
+def generator(size: int) -> Callable[[Worker, Task], Result]:
+    # Random bytes: a disk or a kernel that compresses gains nothing by it.
+    payload = random.Random(0).randbytes(size)
+
+    def generate(worker: Worker, task: Task) -> Result:
+        return Result(
+            unit=task.unit, lease=task.lease, stage="generate", payload=payload,
+            tokens=size // 12, oldest=worker.version, newest=worker.version,
+        )  # fmt: skip
+
+    return generate
+
+
+def score(worker: Worker, task: Task) -> Result:
+    return Result(
+        unit=task.unit, lease=task.lease, stage="score", payload=SCORE, has_reward=True,
+        reward=(task.lease.number % 3) / 2,
+    )  # fmt: skip
+
+
+async def train(plan: Plan, tally: Tally) -> None:
+    """The calls of a trainer of one rank, in its order."""
+    options = CLIENT_OPTIONS
+    async with grpc.aio.insecure_channel(plan.address, options=options) as channel:
+        call = SessionAsyncStub(channel).Open()
+        hello = Hello(
+            job_uid="benchmark", role="trainer", pool="trainer", pod="trainer", pod_uid="trainer",
+            incarnation=1, world=1, protocol="1",
+        )  # fmt: skip
+        await call.write(FromWorker(hello=hello))
+        welcome = await call.read()
+        if not isinstance(welcome, ToWorker):
+            raise RuntimeError("the scheduler closed the trainer's stream")
+        trainer = trainer_pb2.TrainerId(job_uid="benchmark", term=welcome.welcome.trainer_term)
+        stub = TrainerAsyncStub(channel)
+        await stub.Rewind(trainer_pb2.RewindRequest(trainer=trainer, step=0))
+        step = 0
+        while True:
+            if step % plan.checkpoint_every == 0:
+                row = trainer_pb2.Checkpoint(step=step, lineage=1, path=f"{step}", digest="none")
+                commit = trainer_pb2.CheckpointCommit(trainer=trainer, checkpoint=row, keep_last=1)
+                await stub.CommitCheckpoint(commit)
+            version = PolicyVersion(lineage=1, number=step)
+            await stub.PublishVersion(trainer_pb2.Publication(trainer=trainer, version=version))
+            step += 1
+            request = trainer_pb2.BatchRequest(trainer=trainer, step=step)
+            while (await stub.AcquireBatch(request)).retry:
+                pass
+            shard = stub.FetchShard(trainer_pb2.ShardRequest(trainer=trainer, step=step, world=1))
+            async for chunk in shard:
+                tally.trained += len(chunk.samples)
+            await stub.ReportStep(
+                trainer_pb2.StepReport(trainer=trainer, step=step, metrics={"reward": 0.5})
+            )
+
+
+async def _drive(plan: Plan, roles: tuple[str, ...], pipe: Connection) -> None:
+    tally = Tally()
+    threading.Thread(target=tally.serve, args=(pipe,), daemon=True).start()
+    running = []
+    if "policy" in roles:
+        credits, answer = plan.in_flight // ENGINES, generator(plan.payload)
+        for i in range(ENGINES):
+            running.append(Worker(plan, tally, f"engine-{i}", "policy", credits, answer).run())
+    if "environment" in roles:
+        running.append(Worker(plan, tally, "environment", "environment", 1024, reset).run())
+    if "reward" in roles:
+        running.append(Worker(plan, tally, "reward", "reward", 1024, score).run())
+    if "trainer" in roles:
+        running.append(train(plan, tally))
+    await asyncio.gather(*running)
+
+
+def drive(plan: Plan, roles: tuple[str, ...], pipe: Connection) -> None:
+    """The driver's process: plays `roles` until it is killed."""
+    gc.freeze()
+    uvloop.run(_drive(plan, roles, pipe))
