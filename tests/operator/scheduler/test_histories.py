@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,30 +18,34 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
-from roll_operator.scheduler import training
+from roll_operator.scheduler import flow, training
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import SampleState, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
-from support.scheduler_world import POOLS, SimWorker, World
+from support.scheduler_dump import dump
+from support.scheduler_world import POOLS, Held, SimWorker, World
 
 pick = st.integers(0, 10**6)
+RLVR = StageGraph(interactive=False, scored=True)
+AGENTIC = StageGraph(interactive=True, scored=True)
+EPISODES = StageGraph(interactive=True, scored=False)  # their own return is the reward
 
 
 @st.composite
-def job_settings(draw: st.DrawFn) -> Settings:
+def job_settings(draw: st.DrawFn, **fixed: Any) -> Settings:
+    """Any small job; `fixed` names what a kind of history is about."""
     staleness = draw(st.integers(0, 3))
-    return Settings(
+    chosen = Settings(
         steps=draw(st.integers(2, 5)),
         groups_per_step=draw(st.integers(1, 3)),
         group_size=draw(st.integers(1, 3)),
         max_staleness=staleness,
         run_ahead=min(staleness, draw(st.sampled_from([0.0, 0.5, 1.0, 1.5, 3.0]))),
-        graph=StageGraph(draw(st.booleans()), draw(st.booleans())),
+        graph=draw(st.sampled_from([RLVR, AGENTIC, EPISODES])),
         late_drop=draw(st.booleans()),
         filter_by=draw(st.sampled_from(["none", "mean", "std"])),
         filter_above=draw(st.sampled_from([-1.0, 0.0, 0.2])),
@@ -54,20 +59,32 @@ def job_settings(draw: st.DrawFn) -> Settings:
         validation_every=draw(st.sampled_from([0, 1, 2])),
         keep_checkpoints=draw(st.integers(1, 3)),
     )
+    return replace(chosen, **{name: draw(values) for name, values in fixed.items()})
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(chosen=job_settings())
-    def begin(self, chosen: Settings) -> None:
-        # Environment without a score stage rewards by itself, so a data set always has one.
-        if not chosen.graph.interactive and not chosen.graph.scored:
-            chosen = _with_graph(chosen, StageGraph(False, True))
+    """What can happen to every job. The subclasses below lead into one corner each."""
+
+    kind: ClassVar[dict[str, Any]] = {}
+    helpers: ClassVar[tuple[tuple[str, int], ...]] = ()  # workers beside one of each role
+
+    @initialize(data=st.data(), turns=st.integers(0, 8))
+    def begin(self, data: st.DataObject, turns: int) -> None:
+        chosen = data.draw(job_settings(**self.kind))
         self.folder = tempfile.TemporaryDirectory()
         self.world = World(Path(self.folder.name), chosen)
         self.position = (1, 0, -1)
         for role in POOLS:
             self.world.add_worker(role)
+        for role, credits in self.helpers:
+            self.world.add_worker(role, credits)
         self.world.start_trainer()
+        self.all_goes_well(turns)
+
+    def all_goes_well(self, turns: int, *, reward: float = 0.5, skip: int = 0) -> None:
+        for _ in range(turns):
+            if not (self.world.state.finished or self.world.state.error):
+                self.world.fair_turn(reward=reward, skip=skip)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -88,13 +105,22 @@ class Histories(RuleBasedStateMachine):
         alive = [w for w in self.world.workers.values() if not w.refused]
         return alive[n % len(alive)] if alive else None
 
+    def task(self, n: int, *stages: Stage) -> tuple[SimWorker, Held] | None:
+        """Some task that some worker holds."""
+        held = [
+            (worker, task)
+            for worker in self.world.workers.values()
+            for task in worker.held.values()
+            if not worker.refused and (not stages or task.stage in stages)
+        ]
+        return held[n % len(held)] if held else None
+
     # What workers do.
 
-    @rule(n=pick, k=pick, reward=st.sampled_from([0.0, 0.5, 1.0]), done=st.booleans())
-    def a_task_is_finished(self, n: int, k: int, reward: float, done: bool) -> None:
-        worker = self.worker(n)
-        if worker and worker.held:
-            task = list(worker.held.values())[k % len(worker.held)]
+    @rule(n=pick, reward=st.sampled_from([0.0, 0.5, 1.0]), done=st.booleans())
+    def a_task_is_finished(self, n: int, reward: float, done: bool) -> None:
+        if chosen := self.task(n):
+            worker, task = chosen
             ends = done or task.turn >= 2
             self.world.finish(worker, task, reward=reward, done=ends and task.stage == Stage.STEP)
 
@@ -111,16 +137,16 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         n=pick,
-        k=pick,
-        cause=st.sampled_from(["infrastructure", "timeout", "input", "returned", "replay"]),
+        cause=st.sampled_from(["infrastructure", "timeout", "input", "returned"]),
     )
-    def a_task_fails(self, n: int, k: int, cause: str) -> None:
-        worker = self.worker(n)
-        if worker and worker.held:
-            task = list(worker.held.values())[k % len(worker.held)]
-            if cause == "replay" and task.stage != Stage.STEP:
-                cause = "infrastructure"
-            self.world.finish(worker, task, cause=cause)
+    def a_task_fails(self, n: int, cause: str) -> None:
+        if chosen := self.task(n):
+            self.world.finish(*chosen, cause=cause)
+
+    @rule(n=pick)
+    def a_replay_differs(self, n: int) -> None:
+        if chosen := self.task(n, Stage.STEP):
+            self.world.finish(*chosen, cause="replay")
 
     @rule(n=pick, k=pick, reward=st.sampled_from([None, 0.125]))
     def an_old_result_comes_again(self, n: int, k: int, reward: float | None) -> None:
@@ -133,28 +159,19 @@ class Histories(RuleBasedStateMachine):
         if worker := self.worker(n):
             self.world.fetch(worker)
 
-    @rule(n=pick, k=pick, tokens=st.integers(1, 3), again=st.booleans())
-    def a_partial_is_sent(self, n: int, k: int, tokens: int, again: bool) -> None:
-        worker = self.worker(n)
-        generating = (
-            [t for t in worker.held.values() if t.stage == Stage.GENERATE] if worker else []
-        )
-        if worker and generating:
-            self.world.send_partial(worker, generating[k % len(generating)], tokens, again=again)
+    @rule(n=pick, tokens=st.integers(1, 3), again=st.booleans())
+    def a_partial_is_sent(self, n: int, tokens: int, again: bool) -> None:
+        if chosen := self.task(n, Stage.GENERATE):
+            self.world.send_partial(*chosen, tokens, again=again)
 
     @rule(turns=st.integers(1, 12), reward=st.sampled_from([0.0, 0.5, 1.0]))
     def all_goes_well_for_a_while(self, turns: int, reward: float) -> None:
-        for _ in range(turns):
-            if not (self.world.state.finished or self.world.state.error):
-                self.world.fair_turn(reward=reward)
+        self.all_goes_well(turns, reward=reward)
 
     @rule(turns=st.integers(1, 20), n=pick)
     def one_group_lags_behind(self, turns: int, n: int) -> None:
         live = list(self.world.state.groups)
-        lagging = live[n % len(live)] if live else 0
-        for _ in range(turns):
-            if not (self.world.state.finished or self.world.state.error):
-                self.world.fair_turn(skip=lagging)
+        self.all_goes_well(turns, skip=live[n % len(live)] if live else 0)
 
     @rule(
         cause=st.sampled_from(["infrastructure", "timeout", "input"]), stage=st.sampled_from(Stage)
@@ -188,6 +205,17 @@ class Histories(RuleBasedStateMachine):
         if worker := self.worker(n):
             self.world.restart_in_place(worker)
 
+    @rule(n=pick, gone=st.booleans())
+    def an_episode_loses_its_worker(self, n: int, gone: bool) -> None:
+        keepers = [w for w in self.world.workers.values() if w.residents]
+        if keepers:
+            worker = keepers[n % len(keepers)]
+            if gone:
+                self.world.kill_worker(worker)
+            else:
+                self.world.disconnect(worker)
+            self.everybody_finishes_everything(0.5)
+
     @rule(role=st.sampled_from(list(POOLS)), credits=st.integers(1, 5))
     def a_worker_joins(self, role: str, credits: int) -> None:
         if len(self.world.workers) < 8:
@@ -206,7 +234,10 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def the_scheduler_crashes(self) -> None:
+        self.world.flush()
+        before = dump(self.world.state)
         self.world.crash_scheduler()
+        assert dump(self.world.state) == before, "a reopened scheduler knows what the old one knew"
 
     @rule()
     def the_scheduler_crashes_before_a_commit(self) -> None:
@@ -233,17 +264,30 @@ class Histories(RuleBasedStateMachine):
     def the_trainer_is_replaced(self) -> None:
         self.world.start_trainer()
 
-    @precondition(lambda self: self.world.trainer is not None)
-    @rule()
-    def the_trainer_dies_with_its_batch(self) -> None:
-        trainer = self.world.trainer
-        try:
-            if trainer and trainer.term and trainer.step >= 0:
-                training.acquire(self.world.state, trainer.term, trainer.step + 1, self.world.now)
-        except (training.Fenced, training.OutOfOrder):
-            pass
-        self.world.flush()
-        self.world.start_trainer()
+    @rule(times=st.integers(1, 4))
+    def the_trainer_dies_with_its_batch(self, times: int) -> None:
+        """As often as that: it starts, takes the next batch, and is gone."""
+        for _ in range(times):
+            self.world.start_trainer()
+            for _ in range(3):  # welcomed, rewound, published
+                self.world.trainer_turn()
+                self.world.flush()
+            trainer = self.world.trainer
+            try:
+                if trainer and trainer.term and trainer.step >= 0:
+                    state = self.world.state
+                    training.acquire(state, trainer.term, trainer.step + 1, self.world.now)
+            except (training.Fenced, training.OutOfOrder):
+                pass
+            self.world.flush()
+
+    @rule(steps=st.integers(1, 3))
+    def steps_are_trained_and_saved(self, steps: int) -> None:
+        target = min(self.world.state.reported + steps, self.world.settings.steps)
+        for _ in range(60):
+            if self.world.state.reported < target:
+                self.all_goes_well(1)
+        self.the_trainer_saves()
 
     @rule()
     def the_newest_checkpoint_is_damaged(self) -> None:
@@ -293,6 +337,9 @@ class Histories(RuleBasedStateMachine):
         self.position = now
         for worker in state.workers.values():
             assert worker.load == len(worker.leases) + _between_turns(worker)
+            for key in worker.residents:
+                unit = flow.find(state, *key)
+                assert unit is not None and unit.resident == worker.id, "an episode nobody misses"
         for pool in state.pools.values():
             assert pool.queued >= 0
             assert pool.free() == sum(w.free for w in pool.workers.values())
@@ -307,13 +354,49 @@ def _between_turns(worker: Worker) -> int:
     return len(worker.residents - {lease.unit.key for lease in worker.leases.values()})
 
 
-def _with_graph(chosen: Settings, graph: StageGraph) -> Settings:
-    return replace(chosen, graph=graph)
+class Episodes(Histories):
+    """Environments that keep episodes between turns, and lose them."""
+
+    kind: ClassVar[dict[str, Any]] = {"graph": st.sampled_from([AGENTIC, EPISODES])}
+    helpers = (("environment", 4),)
 
 
-def test_every_history_keeps_the_guarantees_and_can_be_finished() -> None:
+class Stragglers(Histories):
+    """Groups that lag behind their step: exchanged, waited for, or dropped."""
+
+    kind: ClassVar[dict[str, Any]] = {
+        "steps": st.integers(4, 6),
+        "groups_per_step": st.integers(2, 3),
+        "max_staleness": st.integers(1, 2),
+        "run_ahead": st.sampled_from([1.0]),
+        "filter_by": st.just("none"),
+        "no_progress": st.just(600.0),
+    }
+    helpers = (("inference", 16), ("environment", 16))
+
+
+class Restarts(Histories):
+    """Trainers that die, on one batch or on bad checkpoints; versions that are validated meanwhile."""
+
+    kind: ClassVar[dict[str, Any]] = {
+        "keep_checkpoints": st.integers(1, 2),
+        "validation_every": st.just(1),
+        "filter_by": st.just("none"),
+        "max_attempts": st.just(3),
+    }
+
+    @rule(steps=st.integers(1, 2))
+    def every_engine_starts_again(self, steps: int) -> None:
+        """While a version is validated: the new ones begin with the newest, and so pass it."""
+        self.steps_are_trained_and_saved(steps)
+        for worker in [w for w in self.world.workers.values() if w.role == "inference"]:
+            self.world.restart_in_place(worker)
+
+
+@pytest.mark.parametrize("machine", [Histories, Episodes, Stragglers, Restarts])
+def test_every_history_keeps_the_guarantees_and_can_be_finished(machine: type[Histories]) -> None:
     run_state_machine_as_test(
-        Histories,
+        machine,
         settings=settings(
             max_examples=60,
             stateful_step_count=40,
