@@ -29,13 +29,14 @@ from roll_operator.scheduler.refusals import Refusals
 from roll_operator.scheduler.replay import ReplayHub
 from roll_operator.scheduler.service import ControlService, Hub, SessionService, TrainerService
 from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.streams import Streams
 
 log = logging.getLogger("roll_operator.scheduler")
 
 
 async def serve(job: RLJob, job_uid: str, ledger: Path, listen: str) -> None:
     hub = Hub(SqliteLedger(ledger, Settings.from_job(job)))
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals()])
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals(), Streams()])
     session_pb2_grpc.add_SessionServicer_to_server(SessionService(hub, job_uid), server)
     trainer_pb2_grpc.add_TrainerServicer_to_server(TrainerService(hub), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub), server)
@@ -47,7 +48,7 @@ async def serve(job: RLJob, job_uid: str, ledger: Path, listen: str) -> None:
 
 async def serve_replay(job: RLJob, ledger: Path, listen: str) -> None:
     hub = ReplayHub(ledger, Settings.from_job(job))
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals()])
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals(), Streams()])
     session_pb2_grpc.add_SessionServicer_to_server(hub.session, server)
     trainer_pb2_grpc.add_TrainerServicer_to_server(hub, server)
     await _run(server, listen, None)

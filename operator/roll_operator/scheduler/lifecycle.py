@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 
 class GroupState(IntEnum):
@@ -122,8 +123,7 @@ POOL_OF = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class Ref:
+class Ref(NamedTuple):
     """Where a payload lies in the payload store."""
 
     segment: int

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from roll_wire.session_pb2 import (
     Ack,
     Answer,
-    Assign,
     Cancel,
     Drain,
     Failure,
@@ -19,13 +17,14 @@ from roll_wire.session_pb2 import (
     Policy,
     PolicyVersion,
     Refused,
+    Result,
     Task,
     ToWorker,
     Welcome,
 )
 from roll_wire.session_pb2 import Unit as WireUnit
 
-from roll_operator.scheduler import flow, presence
+from roll_operator.scheduler import flow, packing, presence
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import Lease, Stage, Unit, lease_id, split_lease
 from roll_operator.scheduler.presence import Greeting, HeldLease
@@ -33,8 +32,6 @@ from roll_operator.scheduler.state import JobState, Out, PayloadStore
 
 log = logging.getLogger(__name__)
 
-MAX_ITEMS = 64
-MAX_BYTES = 1 << 20
 VERDICTS = {flow.STORED: Ack.STORED, flow.DUPLICATE: Ack.DUPLICATE, flow.FENCED: Ack.FENCED}
 CAUSES = {
     Failure.INFRASTRUCTURE: "infrastructure",
@@ -124,8 +121,12 @@ def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> 
             )
 
 
-def _result(state: JobState, worker: Worker, item: Any, now: float) -> None:
+def _result(state: JobState, worker: Worker, item: Result, now: float) -> None:
     unit, lease, tokens = item.unit, item.lease, item.tokens
+    oldest = newest = lineage = None
+    if tokens and item.HasField("oldest") and item.HasField("newest"):
+        sampled = item.oldest
+        oldest, newest, lineage = sampled.number, item.newest.number, sampled.lineage
     flow.result(
         state,
         worker,
@@ -137,9 +138,9 @@ def _result(state: JobState, worker: Worker, item: Any, now: float) -> None:
         payload=item.payload,
         now=now,
         tokens=tokens,
-        oldest=item.oldest.number if tokens and item.HasField("oldest") else None,
-        newest=item.newest.number if tokens and item.HasField("newest") else None,
-        lineage=item.oldest.lineage if tokens else None,
+        oldest=oldest,
+        newest=newest,
+        lineage=lineage,
         reward=item.reward if item.has_reward else None,
         done=item.done,
         resident=item.resident,
@@ -147,19 +148,31 @@ def _result(state: JobState, worker: Worker, item: Any, now: float) -> None:
     )
 
 
-def payload_of(store: PayloadStore, unit: Unit) -> bytes:
-    """The trajectory so far: what the group shares, then the unit's own parts."""
-    parts = unit.parts
+def payload_of(store: PayloadStore, unit: Unit) -> list[bytes]:
+    """The trajectory so far, in pieces: what the group shares, then the unit's own parts."""
+    read = store.read
+    pieces = [read(part.ref) for part in unit.parts]
     lead = unit.group.lead
     if lead is not None and lead is not unit:
-        parts = lead.parts + parts
-    if len(parts) == 1:
-        return store.read(parts[0].ref)
-    return b"".join([store.read(part.ref) for part in parts])
+        pieces[:0] = [read(part.ref) for part in lead.parts]
+    return pieces
 
 
-def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
-    """Messages in the order in which a worker should read them."""
+def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, bytes]]:
+    """Serialised messages in the order in which a worker should read them."""
+    for worker, message in _before_tasks(state, out):
+        yield worker, message.SerializeToString()
+    for worker, leases in out.assign.items():
+        for assign in packing.assigns(_tasks(state, leases)):
+            yield worker, assign
+    for worker, call in out.answers:
+        answer = Answer(id=call, error="calls are not served yet")
+        yield worker, ToWorker(answer=answer).SerializeToString()
+    for worker, reason in out.drains.items():
+        yield worker, ToWorker(drain=Drain(reason=reason)).SerializeToString()
+
+
+def _before_tasks(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
     for worker, (reason, message) in out.refused.items():
         yield worker, ToWorker(refused=Refused(reason=reason, message=message))
     for worker, (fenced, evicted) in out.welcomes.items():
@@ -177,16 +190,7 @@ def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
         )
     for worker, acks in out.acks.items():
         for first in range(0, len(acks), 1000):
-            chunk = acks[first : first + 1000]
-            yield (
-                worker,
-                ToWorker(
-                    ack=Ack(
-                        leases=[_lease(x) for x, _ in chunk],
-                        verdicts=[VERDICTS[v] for _, v in chunk],
-                    )
-                ),
-            )
+            yield worker, _ack(acks[first : first + 1000])
     for worker, publication in out.policies.items():
         version = PolicyVersion(lineage=publication.lineage, number=publication.number)
         yield (
@@ -209,48 +213,44 @@ def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
                 )
             ),
         )
-    for worker, leases in out.assign.items():
-        for assign in _assignments(state, leases):
-            yield worker, ToWorker(assign=assign)
-    for worker, call in out.answers:
-        yield worker, ToWorker(answer=Answer(id=call, error="calls are not served yet"))
-    for worker, reason in out.drains.items():
-        yield worker, ToWorker(drain=Drain(reason=reason))
 
 
-def _assignments(state: JobState, leases: Iterable[Lease]) -> Iterator[Assign]:
-    assign, size = Assign(), 0
-    no_progress = int(state.settings.no_progress * 1000)
+def _ack(acks: Iterable[tuple[int, int]]) -> ToWorker:
+    message = ToWorker()
+    leases, verdicts = message.ack.leases, message.ack.verdicts
+    for lease, verdict in acks:
+        term, number = split_lease(lease)
+        leases.add(term=term, number=number)
+        verdicts.append(VERDICTS[verdict])
+    return message
+
+
+def _tasks(state: JobState, leases: Iterable[Lease]) -> Iterator[packing.Item]:
+    # One message object serves for all: every field but the last is set anew for each task.
+    task = Task(no_progress_ms=int(state.settings.no_progress * 1000))
+    wire_unit, wire_lease = task.unit, task.lease
     for lease in leases:
         unit = lease.unit
         if unit.lease is not lease:
             continue  # revoked before it was sent
         group = unit.group
-        term, number = split_lease(lease.id)
-        payload = b"" if lease.stage == Stage.RESET else payload_of(state.store, unit)
-        generates = lease.stage == Stage.GENERATE
-        assign.items.append(
-            Task(
-                unit=WireUnit(group=group.id, index=unit.index),
-                lease=LeaseId(term=term, number=number),
-                stage=lease.stage,
-                turn=lease.turn,
-                attempt=unit.failures + 1,
-                min_version=state.min_version(group) if generates else 0,
-                seed=state.sampling_seed(unit) if generates else state.env_seed(group),
-                position=group.position,
-                validation=group.validation is not None,
-                kept_tokens=unit.kept,
-                payload=payload,
-                no_progress_ms=no_progress,
-            )
-        )
-        size += len(payload)
-        if len(assign.items) >= MAX_ITEMS or size >= MAX_BYTES:
-            yield assign
-            assign, size = Assign(), 0
-    if assign.items:
-        yield assign
+        stage = lease.stage
+        wire_unit.group, wire_unit.index = group.id, unit.index
+        wire_lease.term, wire_lease.number = split_lease(lease.id)
+        task.stage = stage
+        task.turn = lease.turn
+        task.attempt = unit.failures + 1
+        if stage == Stage.GENERATE:
+            task.min_version = state.min_version(group)
+            task.seed = state.sampling_seed(unit)
+        else:
+            task.min_version = 0
+            task.seed = state.env_seed(group)
+        task.position = group.position
+        task.validation = group.validation is not None
+        task.kept_tokens = unit.kept
+        payload = [] if stage == Stage.RESET else payload_of(state.store, unit)
+        yield task.SerializeToString(), payload
 
 
 def _lease(lease: int) -> LeaseId:

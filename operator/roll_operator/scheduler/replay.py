@@ -87,7 +87,7 @@ class ReplayHub(trainer_pb2_grpc.TrainerServicer):
 
     async def FetchShard(
         self, request: trainer_pb2.ShardRequest, context: Any
-    ) -> AsyncIterator[trainer_pb2.ShardChunk]:
+    ) -> AsyncIterator[bytes]:
         batch = self._batch(request.step)
         for chunk in shard(self._ledger, batch, request.trainer.rank, request.world or 1):
             yield chunk

@@ -28,7 +28,7 @@ from roll_wire import (
 )
 from roll_wire.session_pb2 import FromWorker, ToWorker
 
-from roll_operator.scheduler import batching, core, presence, report, training
+from roll_operator.scheduler import batching, core, packing, presence, report, training
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.lifecycle import Group, Unit
 from roll_operator.scheduler.messages import greeting_of, handle, outgoing, payload_of
@@ -38,10 +38,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 LONG_POLL_SECONDS = 20.0
-CHUNK_ITEMS = 64
-CHUNK_BYTES = 1 << 20
 
-SessionContext = grpc.aio.ServicerContext[FromWorker, ToWorker]
+SessionContext = grpc.aio.ServicerContext[FromWorker, Any]  # it writes serialised ToWorkers
 
 
 class Hub:
@@ -53,7 +51,7 @@ class Hub:
         self.rate = report.Rate()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._streams: dict[str, asyncio.Queue[ToWorker | None]] = {}
+        self._streams: dict[str, asyncio.Queue[bytes | None]] = {}
         self._wake = asyncio.Event()
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,16 +110,16 @@ class Hub:
         self.wake()
         await asyncio.wait([recorded], timeout=seconds)
 
-    def attach(self, worker: str) -> asyncio.Queue[ToWorker | None]:
+    def attach(self, worker: str) -> asyncio.Queue[bytes | None]:
         """A new stream of this worker; an older one is closed."""
         older = self._streams.get(worker)
         if older is not None:
             older.put_nowait(None)
-        queue: asyncio.Queue[ToWorker | None] = asyncio.Queue()
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._streams[worker] = queue
         return queue
 
-    def detach(self, worker: str, queue: asyncio.Queue[ToWorker | None]) -> bool:
+    def detach(self, worker: str, queue: asyncio.Queue[bytes | None]) -> bool:
         """Whether this was the worker's current stream."""
         if self._streams.get(worker) is not queue:
             return False
@@ -149,7 +147,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             refused = session_pb2.Refused(
                 reason="wrong-job", message=f"this is the scheduler of job {self._job_uid}"
             )
-            await context.write(ToWorker(refused=refused))
+            await context.write(ToWorker(refused=refused).SerializeToString())
             return
         state, greeting = self._hub.state, greeting_of(hello)
         queue = self._hub.attach(greeting.worker)
@@ -177,7 +175,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                     self._hub.wake()
 
 
-async def _send(context: SessionContext, queue: asyncio.Queue[ToWorker | None]) -> None:
+async def _send(context: SessionContext, queue: asyncio.Queue[bytes | None]) -> None:
     while (message := await queue.get()) is not None:
         await context.write(message)
 
@@ -229,7 +227,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
 
     async def FetchShard(
         self, request: trainer_pb2.ShardRequest, context: object
-    ) -> AsyncIterator[trainer_pb2.ShardChunk]:
+    ) -> AsyncIterator[bytes]:
         state = self._hub.state
         training.check_term(state, request.trainer.term)
         batch = state.batches.get(request.step)
@@ -290,33 +288,28 @@ def position(state: JobState) -> trainer_pb2.Position:
     )
 
 
-def shard(
-    ledger: SqliteLedger, batch: Batch, rank: int, world: int
-) -> Iterable[trainer_pb2.ShardChunk]:
-    """A rank's share of a batch, in chunks of up to 64 samples and about 1 MB."""
+def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable[bytes]:
+    """A rank's share of a batch: serialised ShardChunks of up to 64 samples and about 1 MB."""
     members: list[Group] = batch.groups or ledger.groups_of(batch)
     samples: list[tuple[Unit, list[float]]] = []
     for group in members:
-        rewards = [u.reward or 0.0 for u in group.kept]
-        samples += [(unit, rewards) for unit in group.kept]
-    chunk, size = trainer_pb2.ShardChunk(), 0
-    for place in batching.share([u.tokens for u, _ in samples], rank, world):
-        unit, rewards = samples[place]
-        payload = payload_of(ledger.store, unit)
-        chunk.samples.add(
-            unit=session_pb2.Unit(group=unit.group.id, index=unit.index),
-            group_size=len(rewards),
-            reward=unit.reward or 0.0,
-            payload=payload,
-            position=place,
-            group_rewards=rewards,
-        )
-        size += len(payload)
-        if len(chunk.samples) >= CHUNK_ITEMS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = trainer_pb2.ShardChunk(), 0
-    if chunk.samples:
-        yield chunk
+        kept = group.kept
+        rewards = [u.reward or 0.0 for u in kept]
+        samples += [(unit, rewards) for unit in kept]
+
+    def items() -> Iterable[packing.Item]:
+        for place in batching.share([u.tokens for u, _ in samples], rank, world):
+            unit, rewards = samples[place]
+            head = trainer_pb2.ShardSample(
+                unit=session_pb2.Unit(group=unit.group.id, index=unit.index),
+                group_size=len(rewards),
+                reward=unit.reward or 0.0,
+                position=place,
+                group_rewards=rewards,
+            )
+            yield head.SerializeToString(), payload_of(ledger.store, unit)
+
+    return packing.shard_chunks(items())
 
 
 class ControlService(control_pb2_grpc.ControlServicer):

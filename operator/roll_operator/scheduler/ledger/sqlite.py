@@ -13,6 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ STATEMENTS = {
 }
 
 
+# sqlite3 gives the interpreter's lock away for each execution and then waits to get it back from the
+# thread that decides: one execution inserts so many rows (at most 999 values).
+ROWS_AT_ONCE = 50
+
+
 class LedgerError(RuntimeError):
     """The ledger cannot be used; the message says why and what to do."""
 
@@ -100,7 +106,7 @@ class SqliteLedger:
             for name, statement in STATEMENTS.items():
                 batch = getattr(writes, name)
                 if batch:
-                    db.executemany(statement, batch)
+                    _write(db, statement, batch)
             if writes.fold is not None:
                 dead = _fold(db, self._settings.graph, *writes.fold, self.store.segments())
             db.executemany(
@@ -142,6 +148,18 @@ class SqliteLedger:
         )
         _restore(state, self._db, meta, now)
         return state
+
+
+def _write(db: sqlite3.Connection, statement: str, batch: list[tuple[object, ...]]) -> None:
+    first = 0
+    if statement.startswith("INSERT INTO parts"):
+        head, values = statement.split(" VALUES ")
+        many = f"{head} VALUES {','.join([values] * ROWS_AT_ONCE)}"
+        while first + ROWS_AT_ONCE <= len(batch):
+            rows = batch[first : first + ROWS_AT_ONCE]
+            db.execute(many, list(chain.from_iterable(rows)))
+            first += ROWS_AT_ONCE
+    db.executemany(statement, batch[first:])
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
