@@ -43,7 +43,8 @@ class Worker:
     residents: set[tuple[int, int]] = field(default_factory=set)
     load: int = 0
     company: int = 0  # the smallest company that a unit here demands; 0: none
-    stamp: int = 0
+    stamp: int = 0  # of its valid place among the candidates
+    served: int = 0  # when it last got a unit
     silent: bool = False
     rank: int = 0
     counted_free: int = 0
@@ -69,7 +70,7 @@ class Pool:
         self.suspects: list[Unit] = []
         self.queued = 0  # units that wait, in all three
         self.free_by_version: Counter[int | None] = Counter()
-        self._candidates: list[tuple[int, int, Worker]] = []
+        self._candidates: list[tuple[int, int, int, Worker]] = []
         self._near: tuple[Group, Worker] | None = None  # who got the last unit of which group
         self._stamp = 0
 
@@ -82,9 +83,9 @@ class Pool:
         self._stamp += 1
         worker.stamp = self._stamp
         if free > 0:
-            heapq.heappush(self._candidates, (worker.load, self._stamp, worker))
+            heapq.heappush(self._candidates, (worker.load, worker.served, self._stamp, worker))
         if len(self._candidates) > 4 * len(self.workers) + 64:
-            self._candidates = [e for e in self._candidates if e[2].stamp == e[1]]
+            self._candidates = [e for e in self._candidates if e[3].stamp == e[2]]
             heapq.heapify(self._candidates)
 
     def add(self, worker: Worker) -> None:
@@ -157,8 +158,8 @@ class Pool:
                 chosen = worker
         while candidates and chosen is None:
             entry = heapq.heappop(candidates)
-            worker = entry[2]
-            if worker.stamp != entry[1] or worker.free <= 0:
+            worker = entry[3]
+            if worker.stamp != entry[2] or worker.free <= 0:
                 continue
             if fits(unit, worker) and not (unit.company and worker.load >= unit.company):
                 chosen = worker
@@ -171,5 +172,6 @@ class Pool:
         self.queued -= 1
         unit.ticket = 0
         self._near = (unit.group, chosen)
+        chosen.served = self._stamp
         grant(unit, chosen)
         return True

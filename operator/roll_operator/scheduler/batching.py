@@ -21,6 +21,8 @@ def try_form(state: JobState, now: float) -> Batch | None:
     step = state.first_open_step
     if state.asked != step or not state.form_due or state.ending or state.finished or state.error:
         return None
+    if not state.trainer_is_here:
+        return None
     held = state.slots.of(step)
     if state.slots.ready[step] < state.settings.groups_per_step:
         if now < state.resume_at:

@@ -113,6 +113,7 @@ def _changed_data(state: JobState, greeting: Greeting) -> str:
 def _join(state: JobState, worker: Worker, greeting: Greeting) -> None:
     """The start barrier: a term begins when every rank of an attempt has said Hello."""
     seat = state.trainer
+    state.form_due = True
     if seat.term and seat.members.get(greeting.rank) == worker.id:
         state.out.welcomes[worker.id] = ([], [])
         return
@@ -217,8 +218,6 @@ def disconnected(state: JobState, worker: Worker, now: float) -> None:
     worker.lost_at = now + state.settings.reconnect_grace
     if worker.role != "trainer":
         state.pool(worker.pool).offer(worker)
-    elif worker.id in state.trainer.members.values():
-        state.asked = 0  # no batch is formed for a trainer that may be dead
 
 
 def draining(state: JobState, worker: Worker) -> None:
@@ -241,8 +240,6 @@ def lost(state: JobState, worker: Worker, now: float) -> None:
     """The process is gone: put its leases back, with care for what may have killed it."""
     state.workers.pop(worker.id, None)
     if worker.role == "trainer":
-        if worker.id in state.trainer.members.values():
-            state.asked = 0
         return
     state.pool(worker.pool).remove(worker)
     shared = len(worker.leases)

@@ -233,6 +233,12 @@ class JobState:
                 return validation.version
         return None
 
+    @property
+    def trainer_is_here(self) -> bool:
+        """No batch is formed, and no attempt counted, for a trainer that may be dead."""
+        workers = self.workers
+        return all(w in workers and workers[w].connected for w in self.trainer.members.values())
+
     def pool(self, name: str) -> Pool:
         pool = self.pools.get(name)
         if pool is None:
