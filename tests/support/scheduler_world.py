@@ -6,8 +6,10 @@ them in any order: lose messages, kill, restart, repeat, contradict. Payloads sa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from roll_operator.scheduler import audit, core, flow, presence, training
 from roll_operator.scheduler.ledger import SqliteLedger
@@ -44,6 +46,7 @@ class Outcome:
     reward: float | None = None
     done: bool = False
     cause: str = "infrastructure"
+    lineage: int | None = None
 
 
 @dataclass
@@ -269,6 +272,7 @@ class World:
             graph = self.settings.graph
             ends = graph.after(task.stage, done=done) is None
             outcome = Outcome(task, "result", version, reward if ends else None, done)
+            outcome.lineage = worker.version[0] if worker.version else None
             stays = task.stage in (Stage.RESET, Stage.STEP) and graph.interactive and not done
             if stays:
                 worker.residents[task.group, task.index] = task
@@ -303,6 +307,7 @@ class World:
             tokens=2 if generates else 0,
             oldest=outcome.version if generates else None,
             newest=outcome.version if generates else None,
+            lineage=outcome.lineage if generates else None,
             reward=outcome.reward,
             done=outcome.done,
             resident=(task.group, task.index) in worker.residents,
@@ -408,6 +413,55 @@ class World:
     def audit(self) -> audit.Audit:
         return audit.audit(self.ledger.reader, self.settings, self.ledger.store)
 
+    # Steps of a story.
+
+    def begin(self) -> None:
+        """The trainer is welcomed and publishes version 0; engines hold it, and groups are admitted."""
+        while self.state.published is None:
+            self.trainer_turn()
+            self.flush()
+        self.fetch_all()
+
+    def fetch_all(self) -> None:
+        for worker in self.workers.values():
+            self.fetch(worker)
+        self.flush()
+
+    def tasks(self, stage: str = "", group: int = 0) -> list[tuple[SimWorker, Held]]:
+        """What workers hold: of one stage, of one group, or all."""
+        return [
+            (worker, task)
+            for worker in self.workers.values()
+            for task in worker.held.values()
+            if (not stage or task.stage == stage) and (not group or task.group == group)
+        ]
+
+    def finish_all(self, stage: str = "", group: int = 0, **outcome: Any) -> int:
+        """Everybody finishes what it now holds of this kind; returns how many tasks that was."""
+        chosen = self.tasks(stage, group)
+        for worker, task in chosen:
+            self.finish(worker, task, **outcome)
+        self.flush()
+        return len(chosen)
+
+    def complete(self, group: int, *, rewards: Sequence[float] = (0.5,)) -> None:
+        """Bring one group to its end, its samples rewarded in turn."""
+        while chosen := self.tasks(group=group):
+            for worker, task in chosen:
+                self.finish(worker, task, reward=rewards[task.index % len(rewards)])
+            self.flush()
+
+    def train(self, steps: int = 1) -> None:
+        """All goes well until so many more steps are reported and published."""
+        target = self.state.reported + steps
+        while self.state.reported < target or self.state.published != self.state.reported:
+            self.fair_turn()
+
+    def seat(self) -> tuple[JobState, int]:
+        """The state and the term of the current trainer, as calls of the trainer want them."""
+        assert self.trainer
+        return self.state, self.trainer.term
+
     # A fair continuation.
 
     def run_to_the_end(self, *, turns: int = 3000) -> None:
@@ -450,3 +504,6 @@ class World:
             f"pre {s.pre_policy} queued {[(p.name, p.queued, p.free()) for p in s.pools.values()]} "
             f"validations {s.validations} checkpoints {s.checkpoints} trainer {self.trainer}"
         )
+
+
+MakeWorld = Callable[..., World]

@@ -1,0 +1,451 @@
+"""Who gets a unit: credits, load, rotation, suspects, and the worker that keeps an episode."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from roll_operator.scheduler import flow, presence
+from roll_operator.scheduler.lifecycle import GroupState, SampleState, Stage
+from roll_operator.scheduler.stages import StageGraph
+from support.scheduler_world import MakeWorld, SimWorker, World
+
+EPISODES = StageGraph(interactive=True, scored=False)
+
+
+def engines(job: World) -> list[SimWorker]:
+    return [w for w in job.workers.values() if w.role == "inference"]
+
+
+def environments(job: World) -> list[SimWorker]:
+    return [w for w in job.workers.values() if w.role == "environment"]
+
+
+def start(job: World, **credits: list[int]) -> World:
+    for role in ("environment", "reward", "inference"):
+        for each in credits.get(role, [64]):
+            job.add_worker(role, credits=each)
+    job.start_trainer()
+    job.begin()
+    return job
+
+
+def test_no_worker_ever_holds_more_than_its_credits(world: MakeWorld) -> None:
+    job = start(
+        world(workers=False, groups_per_step=8, group_size=4, max_staleness=1, run_ahead=1.0),
+        inference=[1, 2, 3], environment=[2, 1], reward=[1],
+    )  # fmt: skip
+    full = 0
+    for _ in range(60):
+        for worker in job.state.workers.values():
+            if worker.role != "trainer":
+                assert worker.load <= worker.credits
+                full += worker.load == worker.credits
+        job.fair_turn()
+    assert full > 10, "credits never were the limit: the test shows nothing"
+
+
+def test_a_credit_taken_back_stops_new_work(world: MakeWorld) -> None:
+    job = world(max_staleness=1, run_ahead=1.0)
+    job.finish_all(Stage.RESET)
+    engine = job.state.workers[engines(job)[0].id]
+    held = engine.load
+    presence.credit(job.state, engine, 0)
+    job.finish_all(Stage.GENERATE)
+    assert held == 8 and engine.load == 0
+    assert not job.tasks(Stage.GENERATE)
+
+
+def test_the_least_loaded_worker_is_next(world: MakeWorld) -> None:
+    job = start(world(workers=False, groups_per_step=6, group_size=2), inference=[64, 64, 64])
+    job.finish_all(Stage.RESET)
+    assert sorted(len(w.held) for w in engines(job)) == [4, 4, 4]
+
+
+def test_the_samples_of_a_group_share_a_worker(world: MakeWorld) -> None:
+    job = start(world(workers=False, groups_per_step=3, group_size=4), inference=[64, 64, 64])
+    job.finish_all(Stage.RESET)
+    assert [len({t.group for t in w.held.values()}) for w in engines(job)] == [1, 1, 1]
+
+
+def test_equals_take_turns(world: MakeWorld) -> None:
+    job = start(
+        world(workers=False, groups_per_step=1, group_size=1, steps=12), inference=[4, 4, 4]
+    )
+    served: Counter[str] = Counter()
+    for _ in range(200):
+        if job.state.finished:
+            break
+        served.update(w.name for w, t in job.tasks(Stage.GENERATE))
+        job.fair_turn()
+    assert sum(served.values()) == 12
+    assert max(served.values()) - min(served.values()) <= 1 and len(served) == 3
+
+
+def test_a_next_turn_goes_before_a_new_sample(world: MakeWorld) -> None:
+    job = start(
+        world(workers=False, graph=EPISODES, groups_per_step=2, group_size=1, max_staleness=1,
+              run_ahead=1.0),
+        inference=[1],
+    )  # fmt: skip
+    job.finish_all(Stage.RESET)
+    (worker, first), *_ = job.tasks(Stage.GENERATE)
+    job.finish(worker, first)
+    job.flush()
+    step = next(t for t in job.tasks(Stage.STEP) if t[1].group == first.group)
+    # The engine has taken another sample; that one and the next turn now wait for its one credit.
+    job.finish(*step)
+    job.finish_all(Stage.GENERATE)
+    assert [(t.group, t.turn) for _, t in job.tasks(Stage.GENERATE)] == [(first.group, 1)]
+
+
+def test_a_validation_goes_only_to_engines_at_exactly_its_version(world: MakeWorld) -> None:
+    job = start(world(workers=False, validation_every=2, max_staleness=2, run_ahead=1.0),
+                inference=[64, 64])  # fmt: skip
+    slow, fast = engines(job)
+    job.finish_all(Stage.RESET)
+    pinned = [(w, t) for w, t in job.tasks(Stage.GENERATE) if t.validation]
+    assert len(pinned) == 3
+    job.train(1)
+    presence.holding(job.state, job.state.workers[fast.id], 1, 1)
+    for worker, task in job.tasks(Stage.GENERATE):
+        if task.validation:
+            job.finish(worker, task, cause="returned")
+    job.flush()
+    assert {w.name for w, t in job.tasks(Stage.GENERATE) if t.validation} <= {slow.name}
+
+
+# Suspects.
+
+
+def kill(job: World, worker: SimWorker) -> None:
+    job.kill_worker(worker)
+    job.flush()
+
+
+def test_company_shrinks_until_a_suspect_is_alone(world: MakeWorld) -> None:
+    """128 share the first death, then an eighth of that, down to one."""
+    job = start(
+        world(workers=False, groups_per_step=16, group_size=8, max_attempts=2), inference=[128]
+    )
+    job.finish_all(Stage.RESET)
+    poison = flow.find(job.state, min(job.state.groups), 3)
+    assert poison is not None
+    shared = []
+    while poison.failures == 0:
+        (engine,) = engines(job)
+        if any((t.group, t.index) == poison.key for t in engine.held.values()):
+            shared.append(len(engine.held))
+            kill(job, engine)
+            job.add_worker("inference", credits=128)
+            job.fetch_all()
+        else:
+            job.finish_all(Stage.GENERATE)
+    assert shared == [128, 16, 2, 1]
+    assert all(
+        u.failures == 0 for g in job.state.groups.values() for u in g.units if u is not poison
+    )
+
+
+def test_a_solo_crash_is_counted(world: MakeWorld) -> None:
+    job = start(world(workers=False, groups_per_step=1, group_size=1, max_attempts=2))
+    job.finish_all(Stage.RESET)
+    (engine,) = engines(job)
+    unit = next(iter(job.state.leases.values())).unit
+    kill(job, engine)
+    assert (unit.failures, unit.state) == (1, SampleState.WAITING)
+    job.add_worker("inference")
+    job.fetch_all()
+    kill(job, engines(job)[0])
+    assert (unit.state, unit.cause) == (SampleState.FAILED, "infrastructure")
+
+
+def test_a_poison_prompt_ends_alone_and_its_neighbours_survive(world: MakeWorld) -> None:
+    job = start(
+        world(workers=False, steps=3, groups_per_step=4, group_size=4, max_attempts=2,
+              max_replacements=1),
+        inference=[16],
+    )  # fmt: skip
+    job.finish_all(Stage.RESET)
+    poison = (min(job.state.groups), 2)
+    killed = 0
+    for _ in range(300):
+        if job.state.finished or job.state.error:
+            break
+        for engine in engines(job):
+            if any((t.group, t.index) == poison for t in engine.held.values()):
+                kill(job, engine)
+                killed += 1
+        job.fair_turn()
+    assert killed >= 3
+    assert job.state.finished == "complete"
+    ends = {n: c for n, c in job.state.counters.items() if n.startswith(("failed", "cancelled"))}
+    assert ends == {"failed.infrastructure": 1}
+    assert job.audit().problems == []
+
+
+def test_leases_without_progress_are_taken_back_and_suspected(world: MakeWorld) -> None:
+    job = world(no_progress=10.0)
+    job.finish_all(Stage.RESET)
+    engine = engines(job)[0]
+    held = [t.lease for t in engine.held.values()]
+    alive = held[0]
+    job.now += 6.0
+    flow.progress(job.state, job.state.workers[engine.id], lease=alive, tokens=5, now=job.now)
+    job.now += 6.0
+    job.flush()
+    assert alive in job.state.leases
+    assert not set(held[1:]) & set(job.state.leases), "the others said nothing for 12 s"
+    assert not set(held[1:]) & set(engine.held), "and were cancelled"
+
+
+def test_tokens_that_are_told_again_are_no_progress(world: MakeWorld) -> None:
+    job = world(no_progress=10.0, groups_per_step=1, group_size=1)
+    job.finish_all(Stage.RESET)
+    engine = engines(job)[0]
+    (lease,) = engine.held
+    for _ in range(3):
+        flow.progress(job.state, job.state.workers[engine.id], lease=lease, tokens=5, now=job.now)
+        job.now += 5.0
+        job.flush()
+    assert lease not in job.state.leases
+    assert job.state.counters["failures.timeout"] == 1
+
+
+# What a worker's word is worth.
+
+
+def result(job: World, worker: SimWorker, task: object, **changed: object) -> int:
+    said: dict[str, object] = {
+        "group": task.group, "index": task.index, "lease": task.lease, "stage": task.stage,
+        "turn": task.turn, "payload": b"x", "now": job.now, "tokens": 2, "oldest": 0, "newest": 0,
+        "lineage": 1,
+    }  # fmt: skip
+    return flow.result(job.state, job.state.workers[worker.id], **(said | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "failures"),
+    [
+        ({}, None),
+        ({"lease": 1 << 40 | 999}, 0),
+        ({"index": 7}, 0),
+        ({"group": 99}, 0),
+        ({"turn": 1}, 0),
+        ({"stage": "score"}, 0),
+        ({"oldest": None}, 1),  # sampled tokens without their version
+        ({"lineage": 7}, 1),
+        ({"base": 3}, 1),  # builds on tokens that are not on record
+    ],
+)
+def test_a_result_is_stored_only_on_its_own_lease(
+    world: MakeWorld, changed: dict[str, object], failures: int | None
+) -> None:
+    job = world(groups_per_step=1, group_size=1)
+    job.finish_all(Stage.RESET)
+    ((worker, task),) = job.tasks(Stage.GENERATE)
+    unit = flow.find(job.state, task.group, task.index)
+    assert unit is not None
+    verdict = result(job, worker, task, **changed)
+    if failures is None:
+        assert verdict == flow.STORED and len(unit.parts) == 1
+        assert result(job, worker, task, reward=9.0) == flow.DUPLICATE
+        assert len(unit.parts) == 1
+    else:
+        assert verdict == flow.FENCED
+        assert unit.parts == [] and unit.failures == failures
+
+
+def test_tokens_older_than_the_step_allows_are_refused(world: MakeWorld) -> None:
+    job = world(max_staleness=0)
+    job.train(1)
+    job.fetch_all()
+    job.finish_all(Stage.RESET)
+    worker, task = job.tasks(Stage.GENERATE)[0]
+    unit = flow.find(job.state, task.group, task.index)
+    assert unit is not None and task.min_version == 1
+    known = job.state.workers[worker.id]
+    flow.progress(job.state, known, lease=task.lease, tokens=3, now=job.now, partial=b"old",
+                  partial_tokens=3, oldest=0, newest=1)  # fmt: skip
+    assert unit.kept == 0 and unit.parts == [], "nor does a partial bring them in"
+    assert result(job, worker, task, oldest=0, newest=1) == flow.FENCED
+    assert unit.failures == 1 and "version 0 are too old" in job.state.last_failure
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
+def test_a_score_that_is_no_number_is_a_failure_and_not_a_zero(
+    world: MakeWorld, reward: float | None
+) -> None:
+    job = world(groups_per_step=1, group_size=1, max_attempts=1, max_replacements=0)
+    job.finish_all(Stage.RESET)
+    job.finish_all(Stage.GENERATE)
+    ((worker, task),) = job.tasks(Stage.SCORE)
+    verdict = result(job, worker, task, tokens=0, oldest=None, newest=None, reward=reward)
+    assert verdict == flow.FENCED
+    group = job.state.groups[task.group]
+    job.flush()
+    assert (group.state, group.cause) == (GroupState.FAILED, "input")
+    assert all(u.reward is None for u in group.units)
+
+
+def test_a_partial_is_kept_when_its_worker_dies(world: MakeWorld) -> None:
+    job = start(world(workers=False, groups_per_step=1, group_size=1))
+    job.finish_all(Stage.RESET)
+    ((worker, task),) = job.tasks(Stage.GENERATE)
+    job.send_partial(worker, task, 3, again=True)
+    job.flush()
+    kill(job, worker)
+    job.add_worker("inference")
+    job.fetch_all()
+    ((_, again),) = job.tasks(Stage.GENERATE)
+    assert again.kept == 3 and again.lease != task.lease
+    unit = flow.find(job.state, task.group, task.index)
+    assert unit is not None and [p.partial for p in unit.parts] == [True]
+
+
+# Episodes.
+
+
+def play(job: World) -> tuple[SimWorker, SimWorker, tuple[int, int]]:
+    """Two environments, one of which keeps the one episode; its first action is being generated."""
+    job.finish_all(Stage.RESET)
+    ((_, task),) = job.tasks(Stage.GENERATE)
+    keeper = next(w for w in environments(job) if w.residents)
+    other = next(w for w in environments(job) if w is not keeper)
+    return keeper, other, (task.group, task.index)
+
+
+def episodes(world: MakeWorld, **chosen: object) -> World:
+    return start(
+        world(workers=False, graph=EPISODES, groups_per_step=1, group_size=1,
+              **({"reconnect_grace": 5.0} | chosen)),
+        environment=[1, 1],
+    )  # fmt: skip
+
+
+def test_a_step_goes_to_the_worker_that_keeps_the_episode(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, other, _ = play(job)
+    for turn in range(4):
+        known = job.state.workers[keeper.id]
+        assert (known.load, known.free, len(known.leases)) == (1, 0, 0), "the credit is kept"
+        job.finish_all(Stage.GENERATE)
+        ((worker, task),) = job.tasks(Stage.STEP)
+        assert worker is keeper and task.turn == turn
+        job.finish(worker, task)
+        job.flush()
+    assert other.sent == []
+
+
+def test_the_credit_is_free_when_the_episode_is_over(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, _, _ = play(job)
+    job.finish_all(Stage.GENERATE)
+    job.finish_all(Stage.STEP, done=True)
+    known = job.state.workers[keeper.id]
+    assert known.load == 0 and not known.residents and not keeper.residents
+
+
+def test_a_lost_keepers_episode_goes_on_elsewhere(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, other, unit = play(job)
+    kill(job, keeper)
+    job.finish_all(Stage.GENERATE)
+    ((worker, task),) = job.tasks(Stage.STEP)
+    assert worker is other and (task.group, task.index) == unit and task.turn == 0
+
+
+def test_a_step_waits_for_a_keeper_whose_stream_broke(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, _, _ = play(job)
+    job.disconnect(keeper)
+    job.finish_all(Stage.GENERATE)
+    assert job.tasks(Stage.STEP) == [], "within the grace nobody replays it"
+    job.now += 2.0
+    job.connect(keeper)
+    ((worker, _),) = job.tasks(Stage.STEP)
+    assert worker is keeper
+
+
+def test_after_the_grace_the_step_goes_elsewhere_and_the_late_keeper_is_told(
+    world: MakeWorld,
+) -> None:
+    job = episodes(world)
+    keeper, other, _ = play(job)
+    job.disconnect(keeper)
+    job.finish_all(Stage.GENERATE)
+    job.now += 6.0
+    job.flush()
+    ((worker, task),) = job.tasks(Stage.STEP)
+    assert worker is other
+    job.connect(keeper)
+    assert keeper.residents == {}, "its episode is not the newest any more"
+    assert job.state.workers[keeper.id].load == 0
+    job.finish(worker, task)
+    job.flush()
+    assert job.state.workers[keeper.id].load == 0
+
+
+def test_a_keeper_finds_its_episode_again_after_a_scheduler_crash(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, other, _ = play(job)
+    job.finish_all(Stage.GENERATE)
+    ((_, task),) = job.tasks(Stage.STEP)
+    # The Assign is lost with the scheduler: only the episode itself is left at the worker.
+    keeper.held.clear()
+    keeper.residents[task.group, task.index] = next(
+        o.task for o in keeper.sent if o.task.stage == Stage.RESET
+    )
+    job.crash_scheduler()
+    job.connect(other)
+    job.connect(keeper)
+    ((worker, again),) = job.tasks(Stage.STEP)
+    assert worker is keeper and again.lease != task.lease
+
+
+def test_a_returned_step_is_not_given_to_the_one_that_drains(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, other, _ = play(job)
+    job.finish_all(Stage.GENERATE)
+    presence.credit(job.state, job.state.workers[keeper.id], 0)
+    ((_, task),) = job.tasks(Stage.STEP)
+    job.finish(keeper, task, cause="returned")
+    job.flush()
+    ((worker, again),) = job.tasks(Stage.STEP)
+    assert worker is other and again.turn == task.turn
+    unit = flow.find(job.state, task.group, task.index)
+    assert unit is not None and unit.failures == 0
+
+
+def test_a_replay_that_differs_starts_the_episode_again(world: MakeWorld) -> None:
+    job = episodes(world)
+    _, _, key = play(job)
+    job.finish_all(Stage.GENERATE)
+    job.finish_all(Stage.STEP)
+    job.finish_all(Stage.GENERATE)
+    unit = flow.find(job.state, *key)
+    assert unit is not None and len(unit.parts) == 4 and unit.turn == 1
+    job.finish_all(Stage.STEP, cause="replay")
+    assert (unit.life, unit.turn, unit.parts, unit.oldest) == (1, 0, [], None)
+    ((_, task),) = job.tasks(Stage.RESET)
+    assert (task.group, task.index) == key
+    assert unit.failures == 1, "a replay that differs is an attempt"
+    assert unit.resident == "" and all(w.load <= 1 for w in job.state.workers.values())
+    job.run_to_the_end()
+    assert job.state.finished == "complete" and job.audit().problems == []
+
+
+def test_a_late_result_of_an_earlier_life_is_fenced(world: MakeWorld) -> None:
+    """Even by a scheduler that opened since and would adopt a lease it does not know."""
+    job = episodes(world)
+    _, _, key = play(job)
+    ((engine, old),) = job.tasks(Stage.GENERATE)
+    job.finish_all(Stage.GENERATE)
+    job.finish_all(Stage.STEP, cause="replay")
+    job.finish_all(Stage.RESET)
+    job.crash_scheduler()
+    job.connect(engine)
+    unit = flow.find(job.state, *key)
+    assert unit is not None and (unit.life, unit.stage, unit.turn) == (1, Stage.GENERATE, 0)
+    assert result(job, engine, old) == flow.FENCED
+    assert len(unit.parts) == 1
