@@ -269,7 +269,7 @@ class Histories(RuleBasedStateMachine):
         """As often as that: it starts, takes the next batch, and is gone."""
         for _ in range(times):
             self.world.start_trainer()
-            for _ in range(3):  # welcomed, rewound, published
+            for _ in range(2):  # rewound, published
                 self.world.trainer_turn()
                 self.world.flush()
             trainer = self.world.trainer
