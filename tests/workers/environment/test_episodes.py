@@ -133,6 +133,18 @@ def test_a_replayed_episode_goes_on_as_if_nothing_had_happened() -> None:
     assert replayed.trajectory == undisturbed.trajectory
 
 
+def test_a_validation_episode_is_replayed_on_its_held_out_lake() -> None:
+    of = world(lake(frozen=0.8))
+
+    async def main() -> None:
+        for seed in range(10):
+            episode, turn = await of.reset(seed, inline, validation=True)
+            again = await of.replay(turn.trajectory, inline)
+            assert (again.hash, again.turn) == (episode.hash, 0)
+
+    asyncio.run(main())
+
+
 def test_a_replay_that_differs_is_refused() -> None:
     trajectory, _ = play(world(), "R", "D")
     with pytest.raises(ReplayDiffers, match="turn 0"):
@@ -150,7 +162,7 @@ class Counter:
     replay = Replay.NONE
     start = 0
 
-    def reset(self, seed: int) -> Observation:
+    def reset(self, seed: int, validation: bool = False) -> Observation:
         self.count = self.start
         return Observation("P" * (self.count + 1))
 

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 from roll_workers.builtin.data import FROZEN_LAKE_CHARSET
 from roll_workers.environment.envs import InvalidAction, Replay
-from roll_workers.environment.envs.frozen_lake import FrozenLake
+from roll_workers.environment.envs.frozen_lake import FrozenLake, is_held_out
 from roll_workers.errors import UserError
 
 MOVES = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
@@ -59,7 +59,42 @@ def test_the_compact_text_marks_the_player_and_uses_few_characters() -> None:
     assert lake.reset(1).text == "PFFFFFFFG="
     assert lake.step("R").observation.text == "FPFFFFFFG="
     assert lake.step("D").observation.text == "FFFFPFFFG="
-    assert set("PFHG=LDRU") == set(FROZEN_LAKE_CHARSET)
+    assert set("PFHG#=LDRU") == set(FROZEN_LAKE_CHARSET)
+
+
+def test_the_local_text_tells_what_is_around_and_where_the_goal_lies() -> None:
+    lake = FrozenLake(size=3, frozen=1.0, render="local")
+    assert lake.reset(1).text == "##FFDR="
+    assert lake.step("R").observation.text == "#FFFDR="
+    assert lake.step("D").observation.text == "FFFFDR="
+    assert lake.step("D").observation.text == "FFG#R="
+    assert lake.step("U").observation.text == "FFFFDR="
+    assert lake.step("R").observation.text == "FF#GD="
+
+
+def test_no_lake_is_both_trained_on_and_held_out() -> None:
+    def lakes(validation: bool, seeds: int) -> set[tuple[str, ...]]:
+        lake = FrozenLake(size=4)
+        return {tuple(lake.reset(seed, validation).facts["map"]) for seed in range(seeds)}
+
+    trained, held_out = lakes(False, 300), lakes(True, 100)
+    assert len(trained) > 100 and len(held_out) > 30
+    assert not trained & held_out
+    assert all(is_held_out(list(rows), 0.2) for rows in held_out)
+
+
+def test_without_a_split_validation_uses_the_lakes_of_training() -> None:
+    lake = FrozenLake(size=3, heldOut=0.0)
+    assert [lake.reset(seed).text for seed in range(20)] == [
+        lake.reset(seed, validation=True).text for seed in range(20)
+    ]
+
+
+def test_too_few_lakes_to_hold_some_out_is_the_users_error() -> None:
+    lake = FrozenLake(size=3, frozen=1.0)  # one lake alone
+    assert lake.reset(0).text == "PFFFFFFFG="
+    with pytest.raises(UserError, match="heldOut: 0"):
+        lake.reset(0, validation=True)
 
 
 def test_words_explain_the_game_and_show_a_grid() -> None:
@@ -85,7 +120,9 @@ def test_slippery_ice_slips_the_same_way_on_the_same_seed() -> None:
     assert walk() == walk()
 
 
-@pytest.mark.parametrize("options", [{"size": 1}, {"frozen": 0.0}, {"render": "braille"}])
+@pytest.mark.parametrize(
+    "options", [{"size": 1}, {"frozen": 0.0}, {"render": "braille"}, {"heldOut": 1.0}]
+)
 def test_options_out_of_range_are_the_users_error(options: dict) -> None:
     with pytest.raises(UserError, match="frozenLake"):
         FrozenLake(**options)

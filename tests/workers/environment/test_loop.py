@@ -305,6 +305,20 @@ def test_a_users_environment_may_raise_or_hang_without_disturbing_others(tmp_pat
     with_worker(tmp_path, agentic(python="walk.py:Walk"), body)
 
 
+def test_a_users_environment_is_told_what_validates_if_it_asks(tmp_path: Path) -> None:
+    asks = USER_ENV.replace("reset(self, seed)", "reset(self, seed, validation)")
+    (tmp_path / "walk.py").write_text(asks.replace('"P="', '"G=" if validation else "P="'))
+
+    async def body(worker: Worker) -> None:
+        for validation, text in ((False, "P="), (True, "G=")):
+            unit = Unit(group=1, index=int(validation))
+            reset = await worker.ask("reset", unit=unit, seed=5, validation=validation)
+            assert isinstance(reset, Result)
+            assert Trajectory.FromString(reset.payload).observations[0].text == text
+
+    with_worker(tmp_path, agentic(python="walk.py:Walk"), body)
+
+
 def test_a_cancelled_episode_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "walk.py").write_text(USER_ENV.replace('"Exact"', "None"))
 

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 # The characters of the prompts below, for tokenizers of tiny models: a small vocabulary decides whether
 # a random model learns by RL alone.
 DIGITS_CHARSET = "0123456789,="
-FROZEN_LAKE_CHARSET = "FHGPLDRU="
+FROZEN_LAKE_CHARSET = "FHGP#LDRU="
 
 HELD_OUT = "/held-out"
 

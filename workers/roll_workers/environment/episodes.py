@@ -1,6 +1,6 @@
 """Episodes of an interactive environment: their beginning, each turn, and their replay in another pod.
 
-Invariants: an episode is a function of its seed and its actions, both recorded in the trajectory, so no
+Invariants: an episode is a function of its seed, its purpose and its actions, recorded in the trajectory, so no
 finished turn is lost with the pod; a replayed episode is used only if every observation's hash equals
 the recorded one. An answer without a valid action is a turn without effect, with the format penalty.
 """
@@ -75,10 +75,13 @@ class World:
         self.format_penalty, self.rewards_itself = format_penalty, rewards_itself
         self._pattern = re.compile(action_pattern, re.DOTALL) if action_pattern else None
 
-    async def reset(self, seed: int, call: Call) -> tuple[Episode, Turn]:
-        env, observation = await call(self._begin, seed)
+    async def reset(
+        self, seed: int, call: Call, *, validation: bool = False
+    ) -> tuple[Episode, Turn]:
+        env, observation = await call(self._begin, seed, validation)
         episode = Episode(env, observation, 0, observation_hash(observation, 0.0, False))
-        facts = {"tag": "default", **observation.facts, "prompt": observation.text, "seed": seed}
+        facts = {"tag": "default", **observation.facts, "prompt": observation.text}
+        facts |= {"seed": seed, "validation": validation}
         seen = sample_pb2.Observation(turn=0, hash=episode.hash, text=observation.text)
         trajectory = sample_pb2.Trajectory(
             pieces=[prompt_piece(self._tokens(observation, None))],
@@ -124,9 +127,9 @@ class World:
         """The episode as it was after its last recorded observation."""
         return await call(self._replayed, before)
 
-    def _begin(self, seed: int) -> tuple[Env, Observation]:
+    def _begin(self, seed: int, validation: bool) -> tuple[Env, Observation]:
         env = self.make()
-        return env, env.reset(seed)
+        return env, env.reset(seed, validation)
 
     def _apply(self, episode: Episode, action: str) -> tuple[str, Step]:
         """The action that took effect and what came of it."""
@@ -146,7 +149,8 @@ class World:
             raise ReplayDiffers("the environment declares replay: None")
         if env.replay is Replay.SNAPSHOT:
             return _restored(env, before)
-        observation = env.reset(json.loads(before.facts["seed"]))
+        validation = json.loads(before.facts.get("validation", "false"))
+        observation = env.reset(json.loads(before.facts["seed"]), validation)
         episode = Episode(env, observation, 0, observation_hash(observation, 0.0, False))
         _compare(episode, recorded[0])
         for past in recorded[1:]:

@@ -94,7 +94,9 @@ class Episodes:
         episode = self.resident.pop(key, None)
         try:
             if task.stage == "reset":
-                episode, turn = await self.world.reset(self._seed_of(task), call)
+                episode, turn = await self.world.reset(
+                    self._seed_of(task), call, validation=task.validation
+                )
             else:
                 before = sample_pb2.Trajectory.FromString(task.payload)
                 if episode is None or not _is_at(episode, before):

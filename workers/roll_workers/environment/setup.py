@@ -110,7 +110,8 @@ def _world(job: RLJob, codec: Codec, source: Path, limit: int | None) -> Setup:
     make, content = _maker(of, source)
     env = make()
     if of.python is None:  # ours are cheap to try, and what they say must fit the model
-        _check_first(env, codec, limit)
+        for validation in (False, *([True] if of.validation else [])):
+            _check_first(env.reset(0, validation).text, codec, limit)
     world = World(
         make,
         codec,
@@ -149,8 +150,7 @@ def _maker(of: EnvironmentSource, source: Path) -> tuple[Callable[[], Env], str]
     return lambda: FrozenLake(**options), digest.hexdigest()
 
 
-def _check_first(env: Env, codec: Codec, limit: int | None) -> None:
-    text = env.reset(0).text
+def _check_first(text: str, codec: Codec, limit: int | None) -> None:
     try:
         tokens = (
             codec.encode_chat([{"role": "user", "content": text}])

@@ -2,7 +2,8 @@
 
 An environment says how an episode survives the death of its pod: `Exact` replays the recorded actions on
 the same seed, `Snapshot` restores the last recorded state (`snapshot()` and `restore(state)`), `None`
-starts the episode again.
+starts the episode again. `validation` asks for an episode that training never sees; an environment whose
+seeds alone tell episodes apart need not look at it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class InvalidAction(Exception):
 class Env(Protocol):
     replay: Replay
 
-    def reset(self, seed: int) -> Observation: ...
+    def reset(self, seed: int, validation: bool = False) -> Observation: ...
 
     def step(self, action: str) -> Step: ...
 

@@ -1,7 +1,8 @@
 """The user's own environment, `file.py:Class`: a fresh instance per episode, made with the job's options.
 
 Besides our own types it may return what Gymnasium's environments return: `reset` an observation or
-`(observation, info)`, `step` a tuple `(observation, reward, terminated, truncated, info)`.
+`(observation, info)`, `step` a tuple `(observation, reward, terminated, truncated, info)`. A `reset` that
+names a parameter `validation` is told whether the episode validates.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ class UserEnv:
         self.inner, self.name = inner, name
         self.replay = replay_of(inner, name)
         self.action_pattern: str | None = getattr(inner, "action_pattern", None)
+        self._splits = "validation" in inspect.signature(inner.reset).parameters
 
-    def reset(self, seed: int) -> Observation:
-        result = self.inner.reset(seed=seed)
+    def reset(self, seed: int, validation: bool = False) -> Observation:
+        split = {"validation": validation} if self._splits else {}
+        result = self.inner.reset(seed=seed, **split)
         if isinstance(result, tuple) and len(result) == 2:
             observation, info = result
             return _observation(observation, self.name, info)
