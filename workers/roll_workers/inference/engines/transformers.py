@@ -283,7 +283,8 @@ class TransformersEngine:
         if request.stop not in self._stops:
             self._stops[request.stop] = len(self._stops)
             table = np.zeros((1, self._stop_table.shape[1]), np.bool_)
-            table[0, list(request.stop)] = True
+            # A tokenizer may have more tokens than its model can sample.
+            table[0, [token for token in request.stop if token < table.shape[1]]] = True
             self._stop_table = np.concatenate([self._stop_table, table])
         self._requests[row] = request
         self._tokens[row, :length] = waiting.tokens
