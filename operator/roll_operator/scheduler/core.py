@@ -80,8 +80,10 @@ def tick(state: JobState, now: float) -> None:
 
 
 def _explain_waiting(state: JobState, now: float) -> None:
-    """A trainer that waits for one long sample is told so, with the staleness that would end it."""
-    state.notices.pop("waiting", None)
+    """A trainer that waits for one long sample is told so, with the staleness that would end it.
+
+    Told again only when it would take more than was said before.
+    """
     step = state.asked
     batches = sorted(b.formed for b in state.batches.values())[-8:]
     if not step or step != state.first_open_step or len(batches) < 2:
@@ -92,7 +94,10 @@ def _explain_waiting(state: JobState, now: float) -> None:
         return
     oldest = min(late, key=lambda g: g.admitted)
     needed = math.ceil((now - oldest.admitted) / period)
+    if needed <= max(state.staleness_advised, state.settings.max_staleness):
+        return
+    state.staleness_advised = 2 * needed
     state.notices["waiting"] = (
-        f"step {step} waits for group {oldest.id}, under way for {now - oldest.admitted:.1f} s; "
+        f"step {step} waited for group {oldest.id}, under way for {now - oldest.admitted:.1f} s; "
         f"rollout.maxStaleness {needed} would hide such a sample (now {state.settings.max_staleness})"
     )

@@ -211,6 +211,7 @@ class JobState:
     data: dict[str, tuple[int, str]] = field(default_factory=dict)  # split -> (rows, hash)
     counters: Counter[str] = field(default_factory=Counter)
     pre_policy: int = 0  # samples that have not reached their first generation
+    staleness_advised: int = 0
     notices: dict[str, str] = field(default_factory=dict)
     writes: Writes = field(default_factory=Writes)
     out: Out = field(default_factory=Out)
