@@ -88,8 +88,11 @@ class SimTrainer:
 
 
 class World:
-    def __init__(self, folder: Path, settings: Settings, *, data_rows: int = 7) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings, *, data_rows: int = 7, segment_bytes: int = 1 << 16
+    ) -> None:
         self.folder, self.settings, self.rows = folder, settings, data_rows
+        self.segment_bytes = segment_bytes
         self.now = 1000.0
         self.workers: dict[str, SimWorker] = {}
         self.trainer: SimTrainer | None = None
@@ -104,7 +107,9 @@ class World:
     # The scheduler.
 
     def open(self) -> None:
-        self.ledger = SqliteLedger(self.folder, self.settings, sync=False, segment_bytes=1 << 16)
+        self.ledger = SqliteLedger(
+            self.folder, self.settings, sync=False, segment_bytes=self.segment_bytes
+        )
         self.state = self.ledger.open(self.now)
 
     def crash_scheduler(self) -> None:
@@ -454,8 +459,11 @@ class World:
     def train(self, steps: int = 1) -> None:
         """All goes well until so many more steps are reported and published."""
         target = self.state.reported + steps
-        while self.state.reported < target or self.state.published != self.state.reported:
+        for _ in range(200 * steps):
+            if self.state.reported >= target and self.state.published == self.state.reported:
+                return
             self.fair_turn()
+        raise AssertionError(f"step {target} is not reached: {self.describe()}")
 
     def seat(self) -> tuple[JobState, int]:
         """The state and the term of the current trainer, as calls of the trainer want them."""

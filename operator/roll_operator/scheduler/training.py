@@ -126,7 +126,7 @@ def _poison(state: JobState, batch: Batch, now: float) -> None:
         # Later versions exist: new samples would be newer than the step allows. A trainer has to
         # start again to publish its version in the new lineage.
         _open_lineage(state, state.reported, now)
-        state.asked = 0
+        _dismiss(state)
         raise Fenced(f"batch {step} is poison: training goes on as lineage {state.lineage}")
     for group in batch.groups or state.archive.groups_of(batch):
         state.count(f"failed.{Cause.POISON}", len(group.kept))
@@ -141,6 +141,14 @@ def _poison(state: JobState, batch: Batch, now: float) -> None:
     state.formed = step - 1
     state.asked = step
     state.form_due = True
+
+
+def _dismiss(state: JobState) -> None:
+    """End the trainer's term durably, so that it is fenced also if it never hears this answer."""
+    seat = state.trainer
+    seat.term, seat.members = seat.term + 1, {}
+    state.asked = 0
+    state.writes.meta["trainer"] = [seat.term, seat.attempt, seat.world, seat.members]
 
 
 def report(state: JobState, term: int, step: int, metrics: str, now: float) -> None:

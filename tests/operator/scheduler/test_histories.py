@@ -278,7 +278,7 @@ class Histories(RuleBasedStateMachine):
                     state = self.world.state
                     training.acquire(state, trainer.term, trainer.step + 1, self.world.now)
             except (training.Fenced, training.OutOfOrder):
-                pass
+                pass  # whether it dies of the batch or of the answer
             self.world.flush()
 
     @rule(steps=st.integers(1, 3))

@@ -318,6 +318,16 @@ def test_poison_with_later_versions_opens_a_lineage_and_sends_the_trainer_away(
     assert found.dropped == {"cancelled.lineage": 2 * live + 8}
 
 
+def test_a_trainer_that_never_heard_it_is_fenced_all_the_same(world: MakeWorld) -> None:
+    job = poisoned_with_later_versions(world)
+    with pytest.raises(training.Fenced, match="lineage 2"):
+        training.acquire(*job.seat(), 1, job.now)
+    job.flush()
+    job.crash_scheduler()  # before the answer was sent
+    with pytest.raises(training.Fenced, match="not the current one"):
+        training.acquire(*job.seat(), 1, job.now)
+
+
 def test_after_that_the_job_still_reaches_its_last_step(world: MakeWorld) -> None:
     job = poisoned_with_later_versions(world)
     job.run_to_the_end()

@@ -1,0 +1,376 @@
+"""The durable record: what was committed is there again, whatever happened to the process or the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from roll_operator.scheduler.ledger import LedgerError, SegmentStore, SqliteLedger
+from roll_operator.scheduler.lifecycle import Stage
+from roll_operator.scheduler.settings import Settings
+from roll_operator.scheduler.stages import StageGraph
+from support.scheduler_dump import dump
+from support.scheduler_world import MakeWorld, World
+
+AGENTIC = StageGraph(interactive=True, scored=True)
+
+
+def reopened(job: World) -> dict[str, Any]:
+    job.crash_scheduler()
+    return dump(job.state)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_reopened_scheduler_knows_what_the_old_one_knew(world: MakeWorld, seed: int) -> None:
+    """Random moments of jobs with partials, failures, several lives, validations, filtered groups."""
+    chance = random.Random(seed)
+    job = world(
+        steps=5, groups_per_step=3, group_size=2, max_staleness=2, run_ahead=1.0,
+        graph=AGENTIC if seed % 2 else StageGraph(False, True), keep_checkpoints=1 + seed % 2,
+        filter_by="mean", filter_above=0.1, validation_every=2, max_attempts=3,
+    )  # fmt: skip
+    for _ in range(30):
+        for worker, task in job.tasks():
+            roll = chance.random()
+            if task.stage == Stage.GENERATE and roll < 0.15:
+                job.send_partial(worker, task, 2, again=False)
+            elif roll < 0.25:
+                replays = task.stage == Stage.STEP and chance.random() < 0.5
+                job.finish(worker, task, cause="replay" if replays else "timeout")
+            elif roll < 0.85:
+                job.finish(worker, task, reward=chance.random(), done=task.turn >= 1)
+        if chance.random() < 0.2:
+            job.commit_checkpoint()
+        job.trainer_turn()
+        job.flush()
+        job.fetch_all()
+    before = dump(job.state)
+    assert reopened(job) == before
+    job.run_to_the_end()
+    assert job.audit().problems == []
+
+
+def test_attempts_of_a_stage_that_ended_well_are_forgotten_durably(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, group_size=1)
+    job.finish_all(Stage.RESET)
+    job.finish_all(Stage.GENERATE, cause="timeout")
+    job.finish_all(Stage.GENERATE, cause="timeout")
+    (unit,) = next(iter(job.state.groups.values())).units
+    assert unit.failures == 2
+    job.finish_all(Stage.GENERATE)
+    assert unit.stage == Stage.SCORE and unit.failures == 0
+    job.crash_scheduler()
+    (unit,) = next(iter(job.state.groups.values())).units
+    assert unit.stage == Stage.SCORE and unit.failures == 0
+
+
+def test_attempts_are_on_record_before_the_next_one(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, group_size=1, max_attempts=2, max_replacements=1)
+    job.finish_all(Stage.RESET)
+    job.finish_all(Stage.GENERATE, cause="timeout")
+    job.crash_scheduler()
+    for worker in job.workers.values():
+        worker.held.clear()
+        job.connect(worker)
+    job.now += 10.0
+    job.flush()
+    ((worker, task),) = job.tasks(Stage.GENERATE)
+    job.finish(worker, task, cause="timeout")
+    job.flush()
+    assert job.state.counters["failed.timeout"] == 1, "the attempt before the crash counts"
+
+
+def test_every_scheduler_has_a_term_of_its_own(world: MakeWorld) -> None:
+    job = world(workers=False)
+    terms = [job.state.term]
+    for _ in range(3):
+        job.crash_scheduler()
+        terms.append(job.state.term)
+    assert terms == [1, 2, 3, 4]
+
+
+def test_gone_pods_stay_gone_after_a_crash(world: MakeWorld) -> None:
+    job = world()
+    engine = next(w for w in job.workers.values() if w.role == "inference")
+    job.kill_worker(engine)
+    job.flush()
+    job.crash_scheduler()
+    job.workers[engine.uid] = engine
+    job.connect(engine)
+    assert engine.refused == "fenced"
+
+
+# Crashes around a commit.
+
+
+def test_payloads_of_a_commit_that_never_came_are_written_over(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, group_size=1)
+    before = dump(job.state)
+    ((worker, task),) = job.tasks(Stage.RESET)
+    job.finish(worker, task)
+    job.state.take()
+    orphans = job.ledger.store.take()
+    job.ledger.store.write(orphans)  # on disk, but no row says so
+    job.crash_scheduler()
+    assert dump(job.state) == before
+    first = job.state.store.append(b"after the crash")
+    assert (first.segment, first.offset) == next(iter(orphans))
+    job.ledger.store.write(job.ledger.store.take())
+    assert SegmentStore(job.folder / "segments").read(first) == b"after the crash"
+
+
+def test_a_segment_that_no_row_refers_to_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path, segment_bytes=100)
+    refs = [store.append(bytes([n]) * 60) for n in range(4)]
+    store.write(store.take())
+    store.close()
+    again = SegmentStore(tmp_path, segment_bytes=100)
+    again.resume(refs[1].segment, refs[1].offset + refs[1].length)
+    assert again.segments() == {1, 2}
+    assert again.append(b"x" * 60).segment == 3
+    again.close()
+
+
+def test_a_failed_transaction_leaves_no_row(world: MakeWorld) -> None:
+    job = world()
+    before = list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key"))
+    job.finish_all(Stage.RESET)
+    committed = list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key"))
+    assert before != committed
+    job.state.count("samples")
+    job.state.touch(next(iter(job.state.groups.values())))
+    writes, _ = job.state.take()
+    writes.groups.append((None,) * 13)  # NOT NULL
+    with pytest.raises(sqlite3.IntegrityError):
+        job.ledger.commit(writes, {})
+    assert list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key")) == committed
+
+
+# Segments.
+
+
+def test_segments_rotate_and_read_back(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path, segment_bytes=1000)
+    payloads = [os.urandom(random.Random(n).randrange(0, 400)) for n in range(50)] + [b"y" * 5000]
+    refs = []
+    for n, payload in enumerate(payloads):
+        refs.append(store.append(payload))
+        if n % 7 == 0:
+            store.write(store.take())
+            store.done()
+    assert [store.read(ref) for ref in refs] == payloads, "also what is not written yet"
+    store.write(store.take())
+    store.done()
+    store.close()
+    fresh = SegmentStore(tmp_path, segment_bytes=1000)
+    assert [fresh.read(ref) for ref in refs] == payloads
+    assert len(fresh.segments()) == refs[-1].segment > 5
+    fresh.close()
+
+
+def test_an_empty_payload_is_not_its_neighbours(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path)
+    empty = store.append(b"")
+    full = store.append(b"full")
+    assert (store.read(empty), store.read(full)) == (b"", b"full")
+    store.write(store.take())
+    store.done()
+    assert (store.read(empty), store.read(full)) == (b"", b"full")
+    store.close()
+
+
+def test_reading_never_makes_a_file(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path)
+    ref = store.append(b"payload")
+    store.write(store.take())
+    store.close()
+    (tmp_path / "00000001.seg").unlink()
+    with pytest.raises(FileNotFoundError):
+        SegmentStore(tmp_path).read(ref)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_of_pruned_steps_are_deleted(tmp_path: Path) -> None:
+    settings = Settings(steps=30, groups_per_step=2, group_size=2, keep_checkpoints=1)
+    job = World(tmp_path, settings, segment_bytes=200)
+    job.fair_turn()
+    most = 0
+    for _ in range(25):
+        job.train(1)
+        job.commit_checkpoint()
+        job.flush()
+        most = max(most, len(job.ledger.store.segments()))
+    newest = max(job.ledger.store.segments())
+    assert newest > 15 and most < 6, "old ones go as new ones come"
+    assert job.audit().problems == []
+    parts = job.ledger.reader.execute("SELECT min(segment) FROM parts").fetchone()[0]
+    assert parts is None or parts >= min(job.ledger.store.segments())
+    job.ledger.close()
+
+
+# What a start costs.
+
+
+def cost_of_opening(folder: Path, settings: Settings) -> int:
+    """In units of 50 instructions of SQLite's machine: no clock is involved."""
+    ledger = SqliteLedger(folder, settings, sync=False)
+    ticks = 0
+
+    def tick() -> int:
+        nonlocal ticks
+        ticks += 1
+        return 0
+
+    ledger._db.set_progress_handler(tick, 50)
+    state = ledger.open(0.0)
+    assert state.reported > 0
+    ledger.close()
+    return ticks
+
+
+def test_a_long_history_does_not_slow_the_start(tmp_path: Path) -> None:
+    costs = []
+    for steps in (40, 400):
+        settings = Settings(steps=1000, groups_per_step=1, group_size=1, keep_checkpoints=1)
+        job = World(tmp_path / str(steps), settings)
+        job.fair_turn()
+        while job.state.reported < steps:
+            job.train(1)
+            if job.state.reported % 10 == 0:
+                job.commit_checkpoint()
+        job.flush()
+        job.ledger.close()
+        costs.append(cost_of_opening(tmp_path / str(steps), settings))
+    assert costs[1] < 2 * costs[0], f"ten times the history costs {costs}"
+
+
+# Disks in trouble.
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    """A file system of that size; where mounting is not allowed, no file may grow beyond it."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+        return
+    with files_no_larger_than(kilobytes):
+        yield
+
+
+@contextmanager
+def files_no_larger_than(kilobytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes << 10, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def run_until_trouble(job: World) -> tuple[Exception, dict[str, Any]]:
+    """What went wrong, and what the last good commit described."""
+    committed: dict[str, Any] = dump(job.state)
+    commit = job.ledger.commit
+
+    def watched(writes: Any, payloads: Any) -> None:
+        nonlocal committed
+        commit(writes, payloads)
+        committed = dump(job.state)
+
+    job.ledger.commit = watched  # type: ignore[method-assign]
+    for _ in range(3000):
+        try:
+            job.fair_turn()
+        except (OSError, sqlite3.Error) as error:
+            return error, committed
+    raise AssertionError("the disk never was full")
+
+
+def a_long_job(folder: Path) -> World:
+    settings = Settings(
+        steps=900, groups_per_step=4, group_size=4, max_staleness=1, run_ahead=1.0,
+        keep_checkpoints=50,
+    )  # fmt: skip
+    job = World(folder, settings)
+    for role in ("environment", "reward", "inference"):
+        job.add_worker(role, credits=64)
+    return job
+
+
+def check_nothing_is_lost(job: World, committed: dict[str, Any]) -> None:
+    job.ledger.close()
+    job.open()
+    assert dump(job.state) == committed
+    found = job.audit()
+    assert found.problems == [] and found.lost == 0
+
+
+def test_a_full_disk_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 768):
+        job = a_long_job(tmp_path / "disk" / "ledger")
+        error, committed = run_until_trouble(job)
+        if isinstance(error, OSError):
+            assert error.errno in (errno.ENOSPC, errno.EFBIG)
+        else:
+            assert "full" in str(error) or "I/O" in str(error)
+        assert committed["reported"] > 0
+        job.ledger.close()
+        room = tmp_path / "room"
+        subprocess.run(["cp", "-r", str(job.folder), str(room)], check=True)
+    job.folder = room
+    job.open()
+    assert dump(job.state) == committed, "room again: the same ledger goes on elsewhere"
+    assert job.audit().problems == []
+    job.crash_scheduler()
+    step = job.state.reported
+    job.train(2)
+    assert job.state.reported == step + 2 and job.audit().problems == []
+    job.ledger.close()
+
+
+def test_a_file_that_may_not_grow_loses_nothing_either(tmp_path: Path) -> None:
+    job = a_long_job(tmp_path)
+    with files_no_larger_than(256):
+        _, committed = run_until_trouble(job)
+    check_nothing_is_lost(job, committed)
+    job.ledger.close()
+
+
+def test_a_read_only_folder_is_a_message(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder, 2048):
+        job = World(folder / "ledger", Settings(steps=2, groups_per_step=1, group_size=1))
+        job.ledger.close()
+        remount = ["mount", "-o", "remount,ro", str(folder)]
+        if subprocess.run(remount, capture_output=True, check=False).returncode != 0:
+            for path in (folder / "ledger", *(folder / "ledger").rglob("*")):
+                path.chmod(0o555 if path.is_dir() else 0o444)
+        with pytest.raises((LedgerError, sqlite3.OperationalError, OSError)) as raised:
+            job.open()
+        assert "read" in str(raised.value) or "permission" in str(raised.value).lower()
+
+
+def test_a_ledger_of_another_format_is_refused(world: MakeWorld) -> None:
+    job = world(workers=False)
+    job.ledger.close()
+    with sqlite3.connect(job.folder / "ledger.sqlite") as db:
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('format', '99')")
+    with pytest.raises(LedgerError, match="format 99"):
+        job.open()
