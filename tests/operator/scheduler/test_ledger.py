@@ -266,7 +266,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+            subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
         return
     with files_no_larger_than(kilobytes):
         yield
