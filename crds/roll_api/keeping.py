@@ -55,8 +55,8 @@ class FailurePolicy(Model):
     window_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 3600.0
     """Seconds after which a restart no longer counts."""
 
-    backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """Seconds before the second restart in a row; the first is immediate, each further one waits twice as long."""
 
-    backoff_max_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    backoff_max_seconds: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """Longest wait before a restart, in seconds."""

@@ -1,0 +1,252 @@
+"""The same model, task, batch and optimizer under `roll run` and under TRL's GRPOTrainer, one after the other.
+
+    python benchmarks/versus_trl.py              # about 4 minutes on two quiet cores
+    python benchmarks/versus_trl.py --json
+
+Two questions. How many samples a second, with 4 and with 64 new tokens each (for 64 the model has no way to
+stop, so that every answer has exactly 64)? And how many seconds and samples to a held-out reward of 0.5 and
+0.9 on the largest of three digits? Loading and imports are not counted; held-out prompts are answered
+greedily every 10 steps by both, and TRL's clock stops meanwhile, while `roll run` does it beside training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+GROUPS, SIZE = 32, 8
+SAMPLES = GROUPS * SIZE
+WARM_STEPS = 5
+
+
+def model_folder(where: Path, *, endless: bool) -> Path:
+    """The example's model; `endless`: its end-of-text token is one that it cannot sample."""
+    from roll_workers.builtin.models import resolve_model
+
+    folder = resolve_model("builtin:tiny-qwen2", where, where)
+    if endless:
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        tokenizer.add_special_tokens({"eos_token": "<never>"})
+        tokenizer.save_pretrained(folder)
+        for name in ("config.json", "generation_config.json"):
+            settings = json.loads((folder / name).read_text())
+            settings["eos_token_id"] = tokenizer.eos_token_id
+            (folder / name).write_text(json.dumps(settings))
+    return folder
+
+
+def with_roll(where: Path, tokens: int, steps: int, rate: float, every: int) -> dict[str, Any]:
+    job = {
+        "apiVersion": "roll.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "versus-trl"},
+        "spec": {
+            "pipeline": "RLVR",
+            "steps": steps,
+            "seed": 42,
+            "model": {"path": str(model_folder(where, endless=tokens > 4))},
+            "data": {
+                "train": {"path": "builtin:largest-of-three"},
+                **(
+                    {
+                        "validation": {
+                            "path": "builtin:largest-of-three/held-out",
+                            "everySteps": every,
+                        }
+                    }
+                    if every
+                    else {}
+                ),
+            },
+            "algorithm": {"learningRate": rate, "entropy": 0.01},
+            "rollout": {
+                "groupsPerStep": GROUPS,
+                "groupSize": SIZE,
+                "sampling": {"maxNewTokens": tokens},
+            },
+            "rewards": [{"name": "exact", "scorer": {"kind": "exactMatch"}}],
+            "roles": {
+                "trainer": {"replicas": 1},
+                "inference": {"replicas": 1, "engine": {"kind": "transformers", "slots": 256}},
+                "reward": {"replicas": 1},
+                "environment": {"replicas": 1},
+            },
+            "checkpoint": {"everySteps": steps, "keepLast": 10},
+        },
+    }
+    (where / "job.yaml").write_text(json.dumps(job))
+    run = where / "run"
+    command = [sys.executable, "-m", "roll_operator.cli", "run", str(where / "job.yaml")]
+    subprocess.run([*command, "--output", str(run)], check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first, last = lines[WARM_STEPS - 1], lines[-1]
+    db = sqlite3.connect(run / "ledger" / "ledger.sqlite")
+    admitted = db.execute("SELECT min(admitted) FROM groups WHERE validation IS NULL").fetchone()[0]
+    held_out = [
+        {"step": v, "seconds": ended - admitted, "reward": reward}
+        for v, ended, reward in db.execute(
+            "SELECT g.validation, max(g.ended), avg(p.reward) FROM groups g JOIN parts p"
+            " ON p.group_id = g.id AND p.stage = 'score' WHERE g.validation IS NOT NULL"
+            " GROUP BY g.validation ORDER BY g.validation"
+        )
+    ]
+    return {
+        "samples_per_second": (last["step"] - first["step"])
+        * SAMPLES
+        / (last["time"] - first["time"]),
+        "held_out": held_out,
+    }
+
+
+def with_trl(where: Path, tokens: int, steps: int, rate: float, every: int) -> dict[str, Any]:
+    """In a process of its own: `--trl` below."""
+    out = where / "trl.json"
+    arguments = [str(where), str(tokens), str(steps), str(rate), str(every), str(out)]
+    subprocess.run(
+        [sys.executable, __file__, "--trl", *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+def trl_process(where: Path, tokens: int, steps: int, rate: float, every: int, out: Path) -> None:
+    import torch
+    from datasets import Dataset
+    from roll_workers.builtin.data import builtin_rows
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    folder = model_folder(where, endless=tokens > 4)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    train = list(builtin_rows("largest-of-three"))
+    held_out = list(builtin_rows("largest-of-three/held-out"))
+
+    def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [float(c.strip() == str(a)) for c, a in zip(completions, answer, strict=True)]
+
+    class Clock(TrainerCallback):
+        """Training time only: the clock stands still while held-out prompts are answered."""
+
+        def __init__(self) -> None:
+            self.seconds, self.since = 0.0, 0.0
+            self.steps: list[tuple[int, float]] = []
+            self.held_out: list[dict[str, float]] = []
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.since = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.seconds += time.perf_counter() - self.since
+            self.steps.append((state.global_step, self.seconds))
+            if every and state.global_step % every == 0:
+                self.held_out.append(
+                    {"step": state.global_step, "seconds": self.seconds, "reward": greedy()}
+                )
+            self.since = time.perf_counter()
+
+    def greedy() -> float:
+        prompts = tokenizer(
+            [r["prompt"] for r in held_out], return_tensors="pt", padding=True, padding_side="left",
+            add_special_tokens=False,
+        )  # fmt: skip
+        prompts.pop("token_type_ids", None)
+        with torch.inference_mode():
+            made = model.generate(**prompts, max_new_tokens=tokens, do_sample=False)
+        answers = tokenizer.batch_decode(
+            made[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+        return sum(
+            a.strip() == str(r["answer"]) for a, r in zip(answers, held_out, strict=True)
+        ) / len(held_out)
+
+    clock = Clock()
+    config = GRPOConfig(
+        output_dir=str(where / "trl"),
+        per_device_train_batch_size=SAMPLES,
+        num_generations=SIZE,
+        max_completion_length=tokens,
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        max_steps=steps,
+        temperature=1.0,
+        beta=0.0,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=50,
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        seed=42,
+    )
+    rows = [{"prompt": r["prompt"], "answer": str(r["answer"])} for r in train]
+    GRPOTrainer(
+        model=model,
+        reward_funcs=exact,
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[clock],
+    ).train()
+    (first, began), (last, ended) = clock.steps[WARM_STEPS - 1], clock.steps[-1]
+    out.write_text(
+        json.dumps(
+            {
+                "samples_per_second": (last - first) * SAMPLES / (ended - began),
+                "held_out": clock.held_out,
+            }
+        )
+    )
+
+
+def reached(held_out: list[dict[str, float]], goal: float) -> tuple[float, int] | None:
+    """(seconds, samples) until the held-out reward first reached `goal`."""
+    for point in held_out:
+        if point["reward"] >= goal:
+            return point["seconds"], int(point["step"]) * SAMPLES
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trl", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print everything that was measured")
+    args = parser.parse_args()
+    if args.trl:
+        where, tokens, steps, rate, every, out = args.trl
+        trl_process(Path(where), int(tokens), int(steps), float(rate), int(every), Path(out))
+        return
+    measured: dict[str, dict[str, Any]] = {}
+    for name, tokens, steps, rate, every in (
+        ("4 new tokens", 4, 200, 5e-4, 10),
+        ("64 new tokens", 64, 25, 1e-9, 0),
+    ):
+        for side, run in (("roll", with_roll), ("trl", with_trl)):
+            with tempfile.TemporaryDirectory() as folder:
+                measured[f"{name}, {side}"] = run(Path(folder), tokens, steps, rate, every)
+        roll, trl = measured[f"{name}, roll"], measured[f"{name}, trl"]
+        ours, theirs = roll["samples_per_second"], trl["samples_per_second"]
+        print(f"{name}: roll {ours:,.0f} samples/s, TRL {theirs:,.0f}: {ours / theirs:.2f}x")
+        for goal in (0.5, 0.9) if every else ():
+            a, b = reached(roll["held_out"], goal), reached(trl["held_out"], goal)
+            words = [f"{x[0]:.1f} s, {x[1]:,} samples" if x else "not reached" for x in (a, b)]
+            print(f"  held-out reward {goal}: roll {words[0]}; TRL {words[1]}", flush=True)
+    if args.json:
+        print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()
