@@ -1,0 +1,440 @@
+"""The scheduler's process on real sockets: what it says, and that it says nothing before it is on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from roll_api import RLJob
+from roll_operator.scheduler import audit
+from roll_operator.scheduler.ledger import SqliteLedger
+from roll_operator.scheduler.settings import Settings
+from roll_wire import control_pb2, session_pb2_grpc, trainer_pb2
+from roll_wire.session_pb2 import (
+    Ack,
+    Call,
+    DataSet,
+    Failure,
+    Failures,
+    FromWorker,
+    Held,
+    Ping,
+    Results,
+    Unit,
+)
+from support.scheduler_process import JOB_UID, SECONDS, Job, Peer, Scheduler, job_document
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
+    made = Scheduler(tmp_path)
+    yield made
+    made.close()
+
+
+def settings_of(scheduler: Scheduler) -> Settings:
+    return Settings.from_job(RLJob.from_json((scheduler.folder / "job.json").read_text()))
+
+
+def verify(scheduler: Scheduler) -> audit.Audit:
+    return audit.verify(scheduler.folder / "ledger", settings_of(scheduler))
+
+
+def test_a_whole_step_over_the_wire(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    resets = job.environment.assigned(2)
+    assert [t.stage for t in resets] == ["reset", "reset"]
+    assert [t.unit.index for t in resets] == [-1, -1]
+    assert sorted(t.position for t in resets) == [0, 1]
+    assert job.environment.finish(*resets) == [Ack.STORED] * 2
+    tasks = job.engine.assigned(4)
+    for task in tasks:
+        assert (task.stage, task.attempt, task.min_version) == ("generate", 1, 0)
+        assert task.payload == f"reset-{task.unit.group}.-1;".encode()
+    assert len({task.seed for task in tasks}) == 4, "each sample has a seed of its own"
+    assert job.engine.finish(*tasks) == [Ack.STORED] * 4
+    scores = job.reward.assigned(4)
+    assert all(b"reset-" in t.payload and b"generate-" in t.payload for t in scores)
+    assert job.reward.finish(*scores) == [Ack.STORED] * 4
+    batch = job.acquire(1)
+    assert (batch.step, batch.groups, batch.samples, batch.finished) == (1, 2, 4, False)
+    (chunk,) = job.fetch(1)
+    for sample in chunk.samples:
+        own = f"{sample.unit.group}.{sample.unit.index};"
+        group = f"reset-{sample.unit.group}.-1;"
+        assert sample.payload.decode() == f"{group}generate-{own}score-{own}"
+        assert (sample.reward, list(sample.group_rewards)) == (0.5, [0.5, 0.5])
+    report = trainer_pb2.StepReport(trainer=job.who(), step=1, metrics={"loss": 0.25})
+    scheduler.trainer.ReportStep(report)
+    scheduler.trainer.ReportStep(report)  # the answer was lost: said again
+    job.publish(1)
+    progress = scheduler.control.GetProgress(control_pb2.ProgressRequest())
+    assert (progress.step, progress.published, progress.checkpoint) == (1, 1, 0)
+    assert progress.reward == 0.5 and not progress.finished
+    assert verify(scheduler).problems == []
+
+
+def test_an_acknowledged_result_survives_kill_9(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    tasks = job.environment.assigned(2)
+    assert job.environment.finish(*tasks) == [Ack.STORED] * 2
+    scheduler.kill()  # directly after the Ack
+    ledger = SqliteLedger(scheduler.folder / "ledger", settings_of(scheduler))
+    state = ledger.open(time.time())
+    for task in tasks:
+        lead = state.groups[task.unit.group].lead
+        assert lead is not None and len(lead.parts) == 1
+        assert state.store.read(lead.parts[0].ref) == f"reset-{task.unit.group}.-1;".encode()
+    ledger.close()
+    assert verify(scheduler).problems == []
+
+
+def test_each_result_has_its_verdict(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    first, second = job.environment.assigned(2)
+    assert job.environment.finish(first) == [Ack.STORED]
+    assert job.environment.finish(first) == [Ack.DUPLICATE]
+    foreign = Peer(scheduler, "environment", pod="environment-1", pod_uid="uid-other")
+    foreign.expect("welcome")
+    assert foreign.finish(second) == [Ack.FENCED], "it is another worker's lease"
+    foreign.break_stream()
+    failure = Failure(
+        unit=second.unit, lease=second.lease, stage="reset", kind=Failure.TIMEOUT, message="slow"
+    )
+    job.environment.send(failures=Failures(items=[failure]))
+    assert job.environment.verdicts(1) == [Ack.STORED]
+    (again,) = job.environment.assigned()
+    assert again.unit == second.unit and again.lease != second.lease and again.attempt == 2
+    assert job.environment.finish(second) == [Ack.FENCED], "its lease is over"
+
+
+def test_many_items_fit_in_one_message(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start(groupsPerStep=40, groupSize=4))
+    resets = job.environment.assigned(16)
+    payload = b"p" * 20_000
+    for first in range(0, 16, 8):
+        items = [job.environment.result(t, payload) for t in resets[first : first + 8]]
+        job.environment.send(results=Results(items=items))
+    assert job.environment.verdicts(16) == [Ack.STORED] * 16
+    messages = []
+    while sum(len(m.items) for m in messages) < 64:
+        messages.append(job.engine.expect("assign"))
+    assert all(len(m.items) <= 64 and m.ByteSize() < 1.2e6 for m in messages)
+    assert len(messages) >= 2, "64 trajectories of 20 kB are more than 1 MB"
+
+
+def test_a_worker_that_reconnects_keeps_its_leases(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    tasks = job.environment.assigned(2)
+    job.environment.break_stream()
+    held = [Held(unit=t.unit, lease=t.lease, stage=t.stage) for t in tasks]
+    job.environment.connect(held=held)
+    welcome = job.environment.expect("welcome")
+    assert list(welcome.fenced) == []
+    assert job.environment.gets_nothing("assign", 1.0), "nothing is issued twice"
+    assert job.environment.finish(*tasks) == [Ack.STORED] * 2
+
+
+def test_an_assign_that_never_arrived_is_issued_again(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    lost = job.environment.assigned(2)
+    job.environment.break_stream()
+    job.environment.connect(held=[])
+    job.environment.expect("welcome")
+    again = job.environment.assigned(2)
+    assert {t.unit.group for t in again} == {t.unit.group for t in lost}
+    assert not {t.lease.number for t in again} & {t.lease.number for t in lost}
+    assert {t.attempt for t in again} == {1}, "nobody's fault"
+
+
+def test_leases_survive_a_killed_scheduler_and_are_not_issued_twice(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    first, second = job.environment.assigned(2)
+    scheduler.kill()
+    scheduler.start()
+    held = [Held(unit=t.unit, lease=t.lease, stage=t.stage) for t in (first, second)]
+    job.environment.connect(held=held)
+    welcome = job.environment.expect("welcome")
+    assert welcome.term == 2 and list(welcome.fenced) == []
+    other = Peer(scheduler, "environment", pod="environment-1", pod_uid="uid-other")
+    other.expect("welcome")
+    assert other.gets_nothing("assign", 4.0), "also not after the grace"
+    assert job.environment.finish(first, second) == [Ack.STORED] * 2
+    assert verify(scheduler).problems == []
+
+
+def test_leases_of_a_worker_that_does_not_return_go_elsewhere(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    held = job.environment.assigned(2)
+    scheduler.kill()
+    scheduler.start()
+    other = Peer(scheduler, "environment", pod="environment-1", pod_uid="uid-other")
+    engine = Peer(scheduler, "inference", "policy")
+    engine.expect("welcome")
+    other.expect("welcome")
+    began = time.monotonic()
+    again = other.assigned(2)
+    assert time.monotonic() - began > 1.0, "not before the grace is over"
+    assert {t.unit.group for t in again} == {t.unit.group for t in held}
+    job.environment.connect(held=[Held(unit=t.unit, lease=t.lease, stage="reset") for t in held])
+    assert len(job.environment.expect("welcome").fenced) == 2
+    assert job.environment.finish(*held) == [Ack.FENCED] * 2
+    assert other.finish(*again) == [Ack.STORED] * 2
+
+
+def test_gone_pods_are_fenced_and_their_work_goes_on_at_once(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    other = Peer(scheduler, "environment", pod="environment-1", pod_uid="uid-other")
+    other.expect("welcome")
+    held = job.environment.assigned(2)
+    scheduler.control.SyncPods(control_pb2.Pods(job_uid=JOB_UID, gone=["uid-environment"]))
+    (first,) = other.assigned()  # suspects: one may have killed the pod, so each is tried alone
+    assert other.finish(first) == [Ack.STORED]
+    (second,) = other.assigned()
+    assert {first.unit.group, second.unit.group} == {t.unit.group for t in held}
+    for incarnation in (1, 2):
+        back = Peer(scheduler, "environment", incarnation=incarnation)
+        refused = back.expect("refused")
+        assert refused.reason == "fenced" and "environment-0" in refused.message
+    scheduler.kill()
+    scheduler.start()
+    assert Peer(scheduler, "environment", incarnation=3).expect("refused").reason == "fenced"
+
+
+def test_the_worker_of_another_job_is_refused(scheduler: Scheduler) -> None:
+    scheduler.start()
+    refused = Peer(scheduler, "reward", job_uid="another").expect("refused")
+    assert refused.reason == "wrong-job" and JOB_UID in refused.message
+
+
+def test_changed_data_are_refused_with_what_to_do(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    assert job.environment
+    changed = [DataSet(split="train", rows=100, content_hash="other")]
+    refused = Peer(scheduler, "environment", pod_uid="uid-2", data=changed).expect("refused")
+    assert refused.reason == "data-changed" and "--fresh" in refused.message
+
+
+def test_the_first_message_is_hello(scheduler: Scheduler) -> None:
+    scheduler.start()
+    stub = session_pb2_grpc.SessionStub(scheduler.channel())
+    with pytest.raises(grpc.RpcError) as raised:
+        list(stub.Open(iter([FromWorker(ping=Ping())]), timeout=SECONDS))
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_call_is_answered_with_an_error_until_calls_are_served(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    job.reward.send(call=Call(id=7, stage="generate@policy"))
+    answer = job.reward.expect("answer")
+    assert answer.id == 7 and "not served" in answer.error
+
+
+# The trainer.
+
+
+def test_an_old_term_is_a_failed_precondition(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    old = job.who()
+    newer = Peer(
+        scheduler, "trainer", pod="trainer-0", pod_uid="uid-t9", rank=0, world=1, attempt=1
+    )
+    assert newer.expect("welcome").trainer_term == job.term + 1
+    calls = scheduler.trainer
+    checkpoint = trainer_pb2.Checkpoint(step=0, lineage=1, path="p", digest="d")
+    for call in (
+        lambda: calls.GetPosition(trainer_pb2.PositionRequest(trainer=old)),
+        lambda: calls.Rewind(trainer_pb2.RewindRequest(trainer=old, step=0)),
+        lambda: calls.AcquireBatch(trainer_pb2.BatchRequest(trainer=old, step=1)),
+        lambda: list(calls.FetchShard(trainer_pb2.ShardRequest(trainer=old, step=1, world=1))),
+        lambda: calls.ReportStep(trainer_pb2.StepReport(trainer=old, step=1)),
+        lambda: calls.ReportStep(trainer_pb2.StepReport(trainer=old, step=0)),
+        lambda: calls.PublishVersion(trainer_pb2.Publication(trainer=old)),
+        lambda: calls.CommitCheckpoint(
+            trainer_pb2.CheckpointCommit(trainer=old, checkpoint=checkpoint)
+        ),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_calls_out_of_order_are_out_of_range(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    for call in (lambda: job.acquire(3), lambda: job.fetch(1), lambda: job.commit(2)):
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert raised.value.code() == grpc.StatusCode.OUT_OF_RANGE
+
+
+def test_a_trainer_that_waits_is_answered_when_the_batch_is_there(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    answers: list[object] = []
+    waiting = threading.Thread(target=lambda: answers.append(job.acquire(1)))
+    waiting.start()
+    job.generate_and_score()
+    finished = time.monotonic()
+    waiting.join(SECONDS)
+    assert time.monotonic() - finished < 5.0 and answers
+    assert answers[0].samples == 4 and answers[0].waited_seconds > 0  # type: ignore[attr-defined]
+
+
+def test_a_trainer_fenced_while_it_waits_is_told(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    codes: list[grpc.StatusCode] = []
+
+    def wait() -> None:
+        try:
+            job.acquire(1)
+        except grpc.RpcError as error:
+            codes.append(error.code())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    newer = Peer(
+        scheduler, "trainer", pod="trainer-0", pod_uid="uid-t9", rank=0, world=1, attempt=1
+    )
+    newer.expect("welcome")
+    waiting.join(SECONDS)
+    assert codes == [grpc.StatusCode.FAILED_PRECONDITION]
+
+
+def test_two_ranks_are_welcomed_together_and_share_a_batch(scheduler: Scheduler) -> None:
+    scheduler.start(groupsPerStep=40, groupSize=4)
+    first = Peer(scheduler, "trainer", pod="trainer-0", pod_uid="uid-t0", rank=0, world=2)
+    assert first.gets_nothing("welcome", 0.5)
+    first.break_stream()
+    job = Job.begin(scheduler, world=2)
+    payload = b"p" * 9_000
+    done = 0
+    while done < 40:
+        resets = job.environment.assigned()
+        job.environment.send(
+            results=Results(items=[job.environment.result(t, payload) for t in resets])
+        )
+        job.environment.verdicts(len(resets))
+        done += len(resets)
+        tasks = job.engine.assigned(4 * len(resets))
+        for at in range(0, len(tasks), 32):
+            items = [job.engine.result(t, payload) for t in tasks[at : at + 32]]
+            job.engine.send(results=Results(items=items))
+        job.engine.verdicts(len(tasks))
+        scores = job.reward.assigned(4 * len(resets))
+        for at in range(0, len(scores), 32):
+            job.reward.finish(*scores[at : at + 32])
+    assert job.acquire(1).samples == 160
+    shares = [job.fetch(1, rank, 2) for rank in (0, 1)]
+    for share in shares:
+        assert len(share) > 1 and all(len(c.samples) <= 64 for c in share)
+        assert all(chunk.ByteSize() < 1.2e6 for chunk in share)
+    places = [s.position for share in shares for chunk in share for s in chunk.samples]
+    assert sorted(places) == list(range(160))
+    assert [sum(len(c.samples) for c in share) for share in shares] == [80, 80]
+
+
+def test_a_batch_is_the_same_after_kill_9(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    job.generate_and_score()
+    before = (job.acquire(1).digest, job.fetch(1))
+    scheduler.kill()
+    scheduler.start()
+    job.ranks[0].connect()
+    assert job.ranks[0].expect("welcome").trainer_term == job.term
+    assert (job.acquire(1).digest, job.fetch(1)) == before
+
+
+# The operator's side.
+
+
+def test_samples_in_flight_and_one_samples_story(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    resets = job.environment.assigned(2)
+    listed = scheduler.control.ListSamples(control_pb2.SamplesRequest())
+    assert [(s.stage, s.state, s.worker) for s in listed.samples] == [
+        ("reset", "leased", "environment-0")
+    ] * 2
+    job.environment.finish(*resets)
+    tasks = job.engine.assigned(4)
+    listed = scheduler.control.ListSamples(control_pb2.SamplesRequest(limit=3))
+    assert listed.total == 4 and len(listed.samples) == 3
+    assert {(s.stage, s.worker) for s in listed.samples} == {("generate", "inference-0")}
+    job.engine.finish(tasks[0])
+    story = scheduler.control.GetSample(control_pb2.SampleRequest(unit=tasks[0].unit))
+    assert [e.what for e in story.events] == ["admitted", "reset", "generate"]
+    assert story.state.stage == "score"
+    with pytest.raises(grpc.RpcError) as raised:
+        scheduler.control.GetSample(control_pb2.SampleRequest(unit=Unit(group=99)))
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_progress_tells_who_is_there(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    job.environment.assigned(2)
+    progress = scheduler.control.GetProgress(control_pb2.ProgressRequest())
+    workers = {w.pod: (w.role, w.connected, w.ready, w.leases) for w in progress.workers}
+    assert workers == {
+        "trainer-0": ("trainer", True, True, 0),
+        "environment-0": ("environment", True, True, 2),
+        "inference-0": ("inference", True, True, 0),
+        "reward-0": ("reward", True, True, 0),
+    }
+    assert progress.samples["waiting"] == 4 and progress.lineage == 1
+
+
+def test_a_stop_is_remembered(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    job.environment.assigned(2)
+    scheduler.control.Stop(control_pb2.StopRequest(reason="enough"))
+    assert job.environment.expect("drain").reason == "enough"
+    assert job.acquire(1).finished
+    scheduler.kill()
+    scheduler.start()
+    assert Peer(scheduler, "reward").expect("refused").reason == "job-ended"
+    found = verify(scheduler)
+    assert found.problems == [] and found.dropped == {"cancelled.job-ended": 4}
+
+
+# The process.
+
+
+def test_sigterm_ends_it_well_and_soon(scheduler: Scheduler) -> None:
+    job = Job.begin(scheduler.start())
+    job.environment.assigned(2)
+    assert scheduler.process
+    began = time.monotonic()
+    scheduler.process.send_signal(signal.SIGTERM)
+    assert scheduler.process.wait(SECONDS) == 0
+    assert time.monotonic() - began < 5.0
+    assert verify(scheduler).problems == []
+
+
+def test_a_port_in_use_is_one_line_and_exit_2(scheduler: Scheduler) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", scheduler.port))
+        taken.listen()
+        process = scheduler.launch()
+        _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert said.splitlines()[-1] == (
+        f"error: the scheduler cannot listen on {scheduler.address}: is the port in use?"
+    )
+
+
+def test_a_ledger_that_is_no_ledger_is_one_line_and_exit_2(scheduler: Scheduler) -> None:
+    (scheduler.folder / "ledger").mkdir()
+    (scheduler.folder / "ledger" / "ledger.sqlite").write_bytes(os.urandom(8192))
+    process = scheduler.launch()
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert said.splitlines()[-1].startswith("error: ") and "ledger" in said.splitlines()[-1]
+
+
+def test_the_job_of_these_tests_is_a_valid_one() -> None:
+    assert RLJob.model_validate(job_document()).spec.rollout.groups_per_step == 2
