@@ -12,11 +12,11 @@ from roll_operator.scheduler.lifecycle import SAMPLE_ENDS, BatchState, Group, Gr
 from roll_operator.scheduler.stages import StageGraph
 
 BATCH_WORDS = {
-    BatchState.BATCHED: "batched",
-    BatchState.TRAINED: "trained",
-    BatchState.COMMITTED: "committed",
-    BatchState.POISON: "failed",
-    BatchState.ABANDONED: "cancelled",
+    BatchState.BATCHED: "batched({})",
+    BatchState.TRAINED: "trained({})",
+    BatchState.COMMITTED: "committed({})",
+    BatchState.POISON: "failed(poison)",
+    BatchState.ABANDONED: "cancelled(lineage)",
 }
 
 
@@ -32,10 +32,14 @@ def read_story(
         return None
     unit = held.units[index]
     events = [_event(held.admitted, "admitted", "", step=held.step, position=held.position)]
-    shared = held.lead.parts if held.lead else []
-    for part in shared + unit.parts:
+    everything = "SELECT * FROM parts WHERE group_id = ? AND idx IN (?, -1) ORDER BY idx, life, no"
+    for part in map(rows.part_of, db.execute(everything, (group, index))):
         what = "partial" if part.partial else part.stage
-        detail = {"turn": part.turn, "tokens": part.tokens, "lease": _lease(part.lease)}
+        detail: dict[str, object] = {
+            "turn": part.turn, "tokens": part.tokens, "lease": _lease(part.lease),
+        }  # fmt: skip
+        if unit.life:  # an episode that was begun again
+            detail["life"] = part.life
         if part.oldest is not None:
             detail["versions"] = f"{part.oldest}..{part.newest}"
         if part.reward is not None:
@@ -54,9 +58,10 @@ def read_story(
                 turn=turn, attempt=attempt, cause=cause, message=message, lease=_lease(lease),
             )
         )  # fmt: skip
-    state, ends = _end(db, held, unit)
-    events += ends
     events.sort(key=lambda e: e.at)
+    state, ended = _end(db, held, unit)
+    if ended is not None:
+        events.append(_event(max(ended, events[-1].at), state, ""))
     return control_pb2.SampleStory(
         state=control_pb2.SampleState(
             unit=session_pb2.Unit(group=group, index=index),
@@ -72,40 +77,43 @@ def read_story(
     )
 
 
-def _end(
-    db: sqlite3.Connection, group: Group, unit: Unit
-) -> tuple[str, list[control_pb2.SampleEvent]]:
+def _end(db: sqlite3.Connection, group: Group, unit: Unit) -> tuple[str, float | None]:
+    """How it stands, and since when if that is its end or its batch."""
     if unit.state in SAMPLE_ENDS:
-        text = f"{unit.state.name.lower()}({unit.cause})"
-        return text, [_event(group.ended or group.admitted, text, "")]
+        return f"{unit.state.name.lower()}({unit.cause})", group.ended
     if group.state is GroupState.BATCHED:
         query = "SELECT state, formed, groups FROM batches WHERE lineage = ? AND step = ?"
         for state, formed, ids in db.execute(query, (group.lineage, group.step)):
             if group.id in struct.unpack(f"<{len(ids) // 8}q", ids):
-                word = f"{BATCH_WORDS[BatchState(state)]}({group.step})"
-                return word, [_event(formed, word, "")]
+                return BATCH_WORDS[BatchState(state)].format(group.step), formed
     if group.state in (GroupState.OPEN, GroupState.READY):
-        return unit.state.name.lower(), []
-    word = group.state.name.lower() + (f"({group.cause})" if group.cause else "")
+        return unit.state.name.lower(), None
     if group.state is GroupState.EVALUATED:
-        word = f"evaluated({group.validation})"
-    return word, [_event(group.ended, word, "")]
+        return f"evaluated({group.validation})", group.ended
+    return group.state.name.lower() + (f"({group.cause})" if group.cause else ""), group.ended
 
 
 def _folded(db: sqlite3.Connection, group: int, index: int) -> control_pb2.SampleStory | None:
     for lineage, step, state, ids in db.execute("SELECT lineage, step, state, groups FROM batches"):
         if group in struct.unpack(f"<{len(ids) // 8}q", ids):
-            word = f"{BATCH_WORDS[BatchState(state)]}({step})"
-            return control_pb2.SampleStory(
-                state=control_pb2.SampleState(
-                    unit=session_pb2.Unit(group=group, index=index),
-                    state=word,
-                    step=step,
-                    version=session_pb2.PolicyVersion(lineage=lineage),
-                ),
-                events=[_event(0.0, f"{word}; its details were pruned", "")],
-            )
+            word = BATCH_WORDS[BatchState(state)].format(step)
+            return _pruned(group, index, word, step, lineage)
+    for lineage, step, ids in db.execute("SELECT lineage, step, groups FROM folds"):
+        if group in struct.unpack(f"<{len(ids) // 8}q", ids):
+            return _pruned(group, index, f"ended before step {step}", 0, lineage)
     return None
+
+
+def _pruned(group: int, index: int, word: str, step: int, lineage: int) -> control_pb2.SampleStory:
+    return control_pb2.SampleStory(
+        state=control_pb2.SampleState(
+            unit=session_pb2.Unit(group=group, index=index),
+            state=word,
+            step=step,
+            version=session_pb2.PolicyVersion(lineage=lineage),
+        ),
+        events=[_event(0.0, f"{word}; its details were pruned", "")],
+    )
 
 
 def _event(at: float, what: str, worker: str, **detail: object) -> control_pb2.SampleEvent:
