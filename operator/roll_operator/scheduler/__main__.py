@@ -7,6 +7,8 @@ use, a disk that is full or read-only), and with a traceback only for a defect.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import logging
 import os
 import signal
@@ -78,6 +80,25 @@ async def _run(server: grpc.aio.Server, listen: str, hub: Hub | None) -> None:
         task.result()
 
 
+# glibc's names for what it keeps of freed memory, and what it takes from the system by itself.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def settle_memory() -> None:
+    """Messages of 1 MB come and go: keep their memory, and look for cycles among many objects only.
+
+    A group and its samples refer to each other, so the collector is needed; but each of its runs looks at
+    everything that is in flight.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 64 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
 def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -87,6 +108,7 @@ def main() -> int:
     if missing:
         print(f"error: set {', '.join(missing)}: the operator does so", file=sys.stderr)
         return 2
+    settle_memory()
     job = RLJob.from_json(Path(env["ROLL_SPEC"]).read_text())
     ledger = Path(env["ROLL_STORAGE"]) / "ledger"
     try:

@@ -13,7 +13,6 @@ then the lowest step.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +20,8 @@ from roll_operator.scheduler.lifecycle import Group, Lease, SampleState, Unit
 
 # A unit that fits no worker is stepped over; after this many the queue is left for the next turn.
 MAX_MISSES = 16
+# Versions among which free credits are counted before those without any are forgotten.
+MAX_VERSIONS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -69,24 +70,41 @@ class Pool:
         self.pinned: list[tuple[int, int, int, Unit]] = []
         self.suspects: list[Unit] = []
         self.queued = 0  # units that wait, in all three
-        self.free_by_version: Counter[int | None] = Counter()
+        self.free_by_version: dict[int | None, int] = {}
         self._candidates: list[tuple[int, int, int, Worker]] = []
+        self._changed: dict[str, Worker] = {}
         self._near: tuple[Group, Worker] | None = None  # who got the last unit of which group
         self._stamp = 0
 
     def offer(self, worker: Worker) -> None:
-        """The worker's load, credit or version changed: put it where it now belongs."""
-        free = worker.free
-        self.free_by_version[worker.counted_version] -= worker.counted_free
-        worker.counted_free, worker.counted_version = free, worker.version
-        self.free_by_version[worker.version] += free
-        self._stamp += 1
-        worker.stamp = self._stamp
-        if free > 0:
-            heapq.heappush(self._candidates, (worker.load, worker.served, self._stamp, worker))
+        """The worker's load, credit or version changed: it is looked at again before the next choice."""
+        self._changed[worker.id] = worker
+
+    def _refresh(self) -> None:
+        """Put each worker that changed where it now belongs."""
+        for worker in self._changed.values():
+            free = worker.free
+            self._count(worker.counted_version, -worker.counted_free)
+            self._count(worker.version, free)
+            worker.counted_free, worker.counted_version = free, worker.version
+            self._stamp += 1
+            worker.stamp = self._stamp
+            if free > 0:
+                entry = (worker.load, worker.served, self._stamp, worker)
+                heapq.heappush(self._candidates, entry)
+        self._changed.clear()
+        if len(self.free_by_version) > MAX_VERSIONS:
+            self._forget_versions()
         if len(self._candidates) > 4 * len(self.workers) + 64:
             self._candidates = [e for e in self._candidates if e[3].stamp == e[2]]
             heapq.heapify(self._candidates)
+
+    def _count(self, version: int | None, free: int) -> None:
+        self.free_by_version[version] = self.free_by_version.get(version, 0) + free
+
+    def _forget_versions(self) -> None:
+        """Versions at which nobody has credit any more: there is a new one after every step."""
+        self.free_by_version = {v: n for v, n in self.free_by_version.items() if n}
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id] = worker
@@ -99,6 +117,8 @@ class Pool:
 
     def free(self, at_least: int | None = None) -> int:
         """Free credits of the workers at this version or newer (None: of all)."""
+        if self._changed:
+            self._refresh()
         if at_least is None:
             return sum(self.free_by_version.values())
         return sum(n for v, n in self.free_by_version.items() if v is not None and v >= at_least)
@@ -122,6 +142,8 @@ class Pool:
         self, fits: Callable[[Unit, Worker], bool], grant: Callable[[Unit, Worker], None]
     ) -> None:
         """Hand out as many waiting units as credits allow."""
+        if self._changed:
+            self._refresh()
         if not self.queued or not self._candidates:
             return
         if self.suspects:
@@ -174,4 +196,5 @@ class Pool:
         self._near = (unit.group, chosen)
         chosen.served = self._stamp
         grant(unit, chosen)
+        self._refresh()
         return True

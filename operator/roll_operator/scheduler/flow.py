@@ -46,7 +46,7 @@ def enqueue(state: JobState, unit: Unit, now: float) -> None:
                 grant(state, unit, worker, now)
             return  # a broken stream: it waits until its episode is back, or lost
     state.next_ticket += 1
-    state.pool(POOL_OF[Stage(unit.stage)]).enqueue(unit, state.next_ticket)
+    state.pool(POOL_OF[unit.stage]).enqueue(unit, state.next_ticket)
 
 
 def grant(state: JobState, unit: Unit, worker: Worker, now: float) -> Lease:
@@ -85,7 +85,7 @@ def hold(state: JobState, lease: Lease, worker: Worker) -> None:
     unit.lease = lease
     state.leases[lease.id] = lease
     worker.leases[lease.id] = lease
-    if unit.key not in worker.residents:
+    if not worker.residents or unit.key not in worker.residents:
         worker.load += 1
     if unit.company:
         worker.company = min(worker.company, unit.company) if worker.company else unit.company
@@ -100,7 +100,7 @@ def release(state: JobState, lease: Lease) -> None:
     worker = state.workers.get(lease.worker)
     if worker is None or worker.leases.pop(lease.id, None) is None:
         return
-    if unit.key not in worker.residents:
+    if not worker.residents or unit.key not in worker.residents:
         worker.load -= 1
     if worker.company:
         worker.company = min(
@@ -120,7 +120,9 @@ def settle(state: JobState, unit: Unit, worker: Worker, *, resident: bool) -> No
 
 def leave(state: JobState, unit: Unit, *, tell: bool = False) -> None:
     """The unit's episode, if some worker keeps one, is over."""
-    worker = state.workers.get(unit.resident) if unit.resident else None
+    if not unit.resident:
+        return
+    worker = state.workers.get(unit.resident)
     unit.resident = ""
     if worker is None or unit.key not in worker.residents:
         return
@@ -163,7 +165,7 @@ def adopt(
     state: JobState, worker: Worker, lease: int, unit: Unit, now: float, floor: int | None
 ) -> Lease:
     if unit.ticket:
-        state.pool(POOL_OF[Stage(unit.stage)]).withdraw(unit)
+        state.pool(POOL_OF[unit.stage]).withdraw(unit)
     adopted = Lease(
         id=lease,
         unit=unit,
@@ -261,7 +263,7 @@ def _store(
         _failed(state, lease, Cause.INPUT, f"{lease.stage} gave no finite reward: {reward}", now)
         return FENCED
     _add(state, worker, lease, payload, now, tokens, oldest, newest, reward, done=done)
-    if POOL_OF[Stage(lease.stage)] == "environment":
+    if POOL_OF[lease.stage] == "environment":
         settle(state, unit, worker, resident=resident and not done)
     release(state, lease)
     if unit.failures:

@@ -160,7 +160,7 @@ def _end_unit(state: JobState, unit: Unit, to: SampleState, cause: str) -> None:
 def _detach(state: JobState, unit: Unit) -> None:
     """The unit waits nowhere and lives nowhere any more."""
     if unit.ticket:
-        state.pool(POOL_OF[Stage(unit.stage)]).withdraw(unit)
+        state.pool(POOL_OF[unit.stage]).withdraw(unit)
     if unit.index >= 0 and unit.stage == Stage.RESET and unit.state not in SAMPLE_ENDS:
         state.pre_policy -= 1
     flow.leave(state, unit, tell=True)

@@ -115,7 +115,7 @@ class Stage(StrEnum):
     SCORE = "score"
 
 
-POOL_OF = {
+POOL_OF: dict[str, str] = {
     Stage.RESET: "environment",
     Stage.GENERATE: "policy",
     Stage.STEP: "environment",

@@ -298,16 +298,20 @@ def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable
         samples += [(unit, rewards) for unit in kept]
 
     def items() -> Iterable[packing.Item]:
+        # One message object serves for all: every field is set anew, those of a group when it changes.
+        sample = trainer_pb2.ShardSample()
+        wire_unit, of_group = sample.unit, None
         for place in batching.share([u.tokens for u, _ in samples], rank, world):
             unit, rewards = samples[place]
-            head = trainer_pb2.ShardSample(
-                unit=session_pb2.Unit(group=unit.group.id, index=unit.index),
-                group_size=len(rewards),
-                reward=unit.reward or 0.0,
-                position=place,
-                group_rewards=rewards,
-            )
-            yield head.SerializeToString(), payload_of(ledger.store, unit)
+            if of_group is not unit.group:
+                of_group = unit.group
+                wire_unit.group = of_group.id
+                sample.group_size = len(rewards)
+                sample.group_rewards[:] = rewards
+            wire_unit.index = unit.index
+            sample.reward = unit.reward or 0.0
+            sample.position = place
+            yield sample.SerializeToString(), payload_of(ledger.store, unit)
 
     return packing.shard_chunks(items())
 

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from roll_operator.scheduler.assignment import Pool, Worker
@@ -259,24 +260,15 @@ class JobState:
         """No token of the group may be older: step - 1 - S, or the pinned version."""
         if group.validation is not None:
             return group.validation
-        return max(0, group.step - 1 - self.settings.max_staleness)
+        oldest = group.step - 1 - self.settings.max_staleness
+        return oldest if oldest > 0 else 0
 
     def env_seed(self, group: Group) -> int:
         """Equal for all samples of a group; the same held-out episodes in every validation."""
-        if group.validation is not None:
-            return self.seed_of(-1 - group.position, -1)
-        return self.seed_of(group.id, -1)
+        return _env_seed(self.settings.seed, _seed_key(group))
 
     def sampling_seed(self, unit: Unit) -> int:
-        group = unit.group
-        return self.seed_of(
-            group.id if group.validation is None else -1 - group.position, unit.index
-        )
-
-    def seed_of(self, group: int, index: int) -> int:
-        """H(job, group, index); the attempt is no part of it. Index -1 is the environment's."""
-        packed = struct.pack("<qqq", self.settings.seed, group, index)
-        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+        return seed_of(self.settings.seed, _seed_key(unit.group), unit.index)
 
     def ack(self, worker: str, lease: int, verdict: int) -> None:
         self.out.acks.setdefault(worker, []).append((lease, verdict))
@@ -379,3 +371,21 @@ class JobState:
         self.dirty_groups = {}
         self.dirty_units = {}
         return writes, out
+
+
+def _seed_key(group: Group) -> int:
+    return group.id if group.validation is None else -1 - group.position
+
+
+_three = struct.Struct("<qqq")
+
+
+def seed_of(job: int, group: int, index: int) -> int:
+    """H(job, group, index); the attempt is no part of it. Index -1 is the environment's."""
+    digest = hashlib.blake2b(_three.pack(job, group, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@lru_cache(4096)
+def _env_seed(job: int, group: int) -> int:
+    return seed_of(job, group, -1)

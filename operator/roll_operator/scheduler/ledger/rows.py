@@ -21,8 +21,13 @@ from roll_operator.scheduler.stages import StageGraph
 CHUNK = 500  # ids per query
 
 
-def read_groups(db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int]) -> list[Group]:
-    """The groups with these ids, in this order, with all their parts of the current life."""
+def read_groups(
+    db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int], *, parts: bool = True
+) -> list[Group]:
+    """The groups with these ids, in this order, with all their parts of the current life.
+
+    Without parts, samples are known by their own ends only: enough for `sample_ends`.
+    """
     found: dict[int, Group] = {}
     for first in range(0, len(ids), CHUNK):
         chunk = ids[first : first + CHUNK]
@@ -32,6 +37,8 @@ def read_groups(db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int]) -
             found[group.id] = group
         for row in db.execute(f"SELECT * FROM units WHERE group_id IN ({marks})", chunk):
             _own_story(found.get(row[0]), row)
+        if not parts:
+            continue
         order = "ORDER BY group_id, idx, life, no"
         for row in db.execute(f"SELECT * FROM parts WHERE group_id IN ({marks}) {order}", chunk):
             _add_part(found.get(row[0]), row)

@@ -9,12 +9,14 @@ CREATE INDEX IF NOT EXISTS live_groups ON groups(state) WHERE state IN (1, 3);
 CREATE TABLE IF NOT EXISTS units (
   group_id INTEGER, idx INTEGER, state INTEGER NOT NULL, cause TEXT NOT NULL, failures INTEGER NOT NULL,
   life INTEGER NOT NULL, PRIMARY KEY (group_id, idx)) WITHOUT ROWID;
+-- Appended in the order of arrival, with an index: rows in the order of their key would touch as many
+-- pages in each commit as there are groups in flight.
 CREATE TABLE IF NOT EXISTS parts (
   group_id INTEGER, idx INTEGER, life INTEGER, no INTEGER, stage TEXT NOT NULL, turn INTEGER NOT NULL,
   partial INTEGER NOT NULL, segment INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL,
   checksum INTEGER NOT NULL, tokens INTEGER NOT NULL, oldest INTEGER, newest INTEGER, reward REAL,
-  worker TEXT NOT NULL, lease INTEGER NOT NULL, at REAL NOT NULL, done INTEGER NOT NULL,
-  PRIMARY KEY (group_id, idx, life, no)) WITHOUT ROWID;
+  worker TEXT NOT NULL, lease INTEGER NOT NULL, at REAL NOT NULL, done INTEGER NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS parts_of ON parts(group_id, idx, life, no);
 CREATE TABLE IF NOT EXISTS failures (
   group_id INTEGER, idx INTEGER, stage TEXT, turn INTEGER, attempt INTEGER, cause TEXT, message TEXT,
   worker TEXT, lease INTEGER, at REAL);
@@ -26,6 +28,7 @@ CREATE TABLE IF NOT EXISTS batches (
   oldest INTEGER, attempts INTEGER NOT NULL, reward REAL NOT NULL, staleness REAL NOT NULL,
   formed REAL NOT NULL, acquired_term INTEGER NOT NULL,
   PRIMARY KEY (lineage, step, edition)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS batches_by_step ON batches(step);
 CREATE TABLE IF NOT EXISTS steps (
   lineage INTEGER, step INTEGER, term INTEGER, metrics TEXT, at REAL,
   PRIMARY KEY (lineage, step)) WITHOUT ROWID;

@@ -65,9 +65,11 @@ class SegmentStore:
         if not ref.length:
             return b""  # shares its place with the next one
         key = ref[:2]
-        for held in (self._recent, self._older, self._fresh, self._writing):
-            if key in held:
-                return held[key]
+        held = self._recent.get(key) or self._older.get(key)
+        if held is None:
+            held = self._fresh.get(key) or self._writing.get(key)
+        if held is not None:
+            return held
         return os.pread(self._reader(ref.segment), ref.length, ref.offset)
 
     def take(self) -> dict[tuple[int, int], bytes]:

@@ -64,6 +64,13 @@ STATEMENTS = {
 }
 
 
+# Tables whose rows are pruned, with the column that names the group.
+FOLDED = (
+    ("parts", "group_id"),
+    ("units", "group_id"),
+    ("failures", "group_id"),
+    ("groups", "id"),
+)
 # sqlite3 gives the interpreter's lock away for each execution and then waits to get it back from the
 # thread that decides: one execution inserts so many rows (at most 999 values).
 ROWS_AT_ONCE = 50
@@ -292,13 +299,17 @@ def _fold(
             (step, step),
         )
     ]
-    groups = rows.read_groups(db, graph, ids)
-    parts = 0
-    for gid in ids:
-        parts += db.execute("SELECT count(*) FROM parts WHERE group_id = ?", (gid,)).fetchone()[0]
+    groups = rows.read_groups(db, graph, ids, parts=False)
+    these = json.dumps(ids)
+    removed = {
+        table: db.execute(
+            f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))", (these,)
+        ).rowcount
+        for table, key in FOLDED
+    }
     last = db.execute("SELECT digest FROM folds ORDER BY id DESC LIMIT 1").fetchone()
     row = (
-        lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(g.size for g in groups), parts,
+        lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(g.size for g in groups), removed["parts"],
         json.dumps(rows.sample_ends(groups)), fold_contents(groups),
     )  # fmt: skip
     db.execute(
@@ -306,9 +317,6 @@ def _fold(
         " VALUES (?,?,?,?,?,?,?,?)",
         (*row, fold_digest(last[0] if last else b"", *row)),
     )
-    for table, key in (("parts", "group_id"), ("units", "group_id"), ("failures", "group_id"),
-                       ("groups", "id")):  # fmt: skip
-        db.executemany(f"DELETE FROM {table} WHERE {key} = ?", [(i,) for i in ids])
     used = {s for (s,) in db.execute("SELECT DISTINCT segment FROM parts")}
     return segments - used
 
