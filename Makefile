@@ -3,8 +3,9 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roll
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
 BIN := .venv/bin
-STAMP := .venv/.setup
 EXTRAS ?= operator worker
+EMPTY :=
+STAMP := .venv/.setup-$(subst $(EMPTY) ,-,$(strip $(EXTRAS)))
 
 .PHONY: setup demo test lint generate clean help
 .DEFAULT_GOAL := help
