@@ -103,16 +103,11 @@ def test_a_validation_goes_only_to_engines_at_exactly_its_version(world: MakeWor
     job = start(world(workers=False, validation_every=2, max_staleness=2, run_ahead=1.0),
                 inference=[64, 64])  # fmt: skip
     slow, fast = engines(job)
-    job.finish_all(Stage.RESET)
-    pinned = [(w, t) for w, t in job.tasks(Stage.GENERATE) if t.validation]
-    assert len(pinned) == 3
-    job.train(1)
     presence.holding(job.state, job.state.workers[fast.id], 1, 1)
-    for worker, task in job.tasks(Stage.GENERATE):
-        if task.validation:
-            job.finish(worker, task, cause="returned")
-    job.flush()
-    assert {w.name for w, t in job.tasks(Stage.GENERATE) if t.validation} <= {slow.name}
+    job.finish_all(Stage.RESET)
+    assert [t.validation for t in slow.held.values()].count(True) == 3
+    assert [t.validation for t in fast.held.values()].count(True) == 0
+    assert fast.held, "it has credit, and takes training samples"
 
 
 # Suspects.
@@ -449,3 +444,19 @@ def test_a_late_result_of_an_earlier_life_is_fenced(world: MakeWorld) -> None:
     assert unit is not None and (unit.life, unit.stage, unit.turn) == (1, Stage.GENERATE, 0)
     assert result(job, engine, old) == flow.FENCED
     assert len(unit.parts) == 1
+
+
+def test_another_workers_lease_is_no_right_to_speak(world: MakeWorld) -> None:
+    job = start(world(workers=False, groups_per_step=1, group_size=1), inference=[4, 4])
+    job.finish_all(Stage.RESET)
+    ((worker, task),) = job.tasks(Stage.GENERATE)
+    thief = next(w for w in engines(job) if w is not worker)
+    assert result(job, thief, task) == flow.FENCED
+    known = job.state.workers[thief.id]
+    flow.progress(job.state, known, lease=task.lease, tokens=9, now=job.now, partial=b"p",
+                  partial_tokens=9, oldest=0, newest=0)  # fmt: skip
+    said = {"group": task.group, "index": task.index, "lease": task.lease, "message": ""}
+    assert flow.failure(job.state, known, cause="input", now=job.now, **said) == flow.FENCED
+    unit = flow.find(job.state, task.group, task.index)
+    assert unit is not None and unit.parts == [] and unit.failures == 0
+    assert result(job, worker, task) == flow.STORED

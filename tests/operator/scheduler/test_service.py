@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,12 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from roll_api import RLJob
-from roll_operator.scheduler import audit
+from roll_operator.scheduler import audit, presence
 from roll_operator.scheduler.ledger import SqliteLedger
+from roll_operator.scheduler.presence import Greeting
+from roll_operator.scheduler.service import Hub
 from roll_operator.scheduler.settings import Settings
 from roll_wire import control_pb2, session_pb2_grpc, trainer_pb2
 from roll_wire.session_pb2 import (
@@ -94,6 +98,35 @@ def test_an_acknowledged_result_survives_kill_9(scheduler: Scheduler) -> None:
         assert state.store.read(lead.parts[0].ref) == f"reset-{task.unit.group}.-1;".encode()
     ledger.close()
     assert verify(scheduler).problems == []
+
+
+def test_nothing_is_said_while_the_commit_is_under_way(tmp_path: Path) -> None:
+    """A disk that takes its time: the Welcome of a worker waits for it."""
+
+    async def story() -> None:
+        hub = Hub(SqliteLedger(tmp_path, Settings(steps=1, groups_per_step=1, group_size=1)))
+        disk_is_done = threading.Event()
+        commit = hub.ledger.commit
+
+        def slowly(*rows: Any) -> None:
+            assert disk_is_done.wait(SECONDS)
+            commit(*rows)
+
+        hub.ledger.commit = slowly  # type: ignore[method-assign]
+        pump = asyncio.create_task(hub.run())
+        queue = hub.attach("uid/1")
+        data = {"train": (7, "hash")}  # what makes the Hello worth a row
+        greeting = Greeting("uid/1", "pod", "uid", "environment", "environment", 1, data=data)
+        presence.hello(hub.state, greeting, time.time())
+        hub.wake()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.get(), 0.5)
+        disk_is_done.set()
+        assert await asyncio.wait_for(queue.get(), SECONDS)
+        pump.cancel()
+        hub.close()
+
+    asyncio.run(story())
 
 
 def test_each_result_has_its_verdict(scheduler: Scheduler) -> None:
