@@ -124,6 +124,19 @@ def test_a_wrong_override_is_named(job_file: Path, tmp_path: Path, change: str, 
     assert not (tmp_path / "run").exists()
 
 
+def test_what_a_run_on_one_machine_does_not_do_is_refused_at_once(
+    job_file: Path, tmp_path: Path
+) -> None:
+    changes = ("pipeline=SFT", "suspend=true", "roles.trainer.gpu.count=1", "rewards=[]")
+    sets = [part for change in changes for part in ("--set", change)]
+    shown = roll("run", str(job_file), "--output", str(tmp_path / "run"), *sets)
+    assert shown.returncode == 2
+    assert len(shown.stderr.splitlines()) == 3
+    for key in ("pipeline", "suspend", "roles.trainer.gpu"):
+        assert f": spec.{key}: " in shown.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_output_that_cannot_be_a_folder_is_one_message(job_file: Path) -> None:
     shown = roll("run", str(job_file), "--output", str(job_file / "run"))
     assert shown.returncode == 2

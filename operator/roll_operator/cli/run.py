@@ -14,6 +14,7 @@ from roll_api import InvalidJob, RLJob, load_job
 
 from roll_operator.backends.local import LocalBackend, free_port, port_is_free
 from roll_operator.backends.logs import tail
+from roll_operator.cli.not_yet import refuse_what_is_not_there
 from roll_operator.cli.overrides import override
 from roll_operator.cli.validate import print_problems
 from roll_operator.cli.view import View, choose_view
@@ -37,6 +38,7 @@ def run_job(
 ) -> int:
     try:
         job = override(load_job(file), overrides)
+        refuse_what_is_not_there(job, file)
     except InvalidJob as error:
         print_problems(error.problems)
         return 2
@@ -47,30 +49,21 @@ def run_job(
             print(f"{job.name} is finished already; more steps continue it, --fresh starts over")
             _print_summary(folder, folder.summary())
             return 0
-        address = f"127.0.0.1:{_choose_port(folder, port)}"
-        claim.write_job(folder, job)
         source = file.resolve().parent
-        cores = len(os.sched_getaffinity(0))
-        claim.write_run(
-            folder,
-            job,
-            uid,
-            address,
-            source=str(source),
-            trainerThreads=threads(job, "trainer", cores),
-        )
-        site = Site(
-            job_uid=uid,
-            scheduler=address,
-            listen=address,
-            spec=str(folder.job_file),
-            storage=str(folder.path),
-            source=str(source),
-            cores=cores,
-        )
+        site = _site(folder, uid, source, _choose_port(folder, port))
         state = State.load(folder, uid)
-        view = choose_view(job, folder.path, continues=bool(state.record.scopes))
         try:
+            # In this order: a folder with a run.json is a run's, however little else is in it.
+            claim.write_run(
+                folder,
+                job,
+                uid,
+                site.scheduler,
+                source=str(source),
+                trainerThreads=threads(job, "trainer", site.cores),
+            )
+            claim.write_job(folder, job)
+            view = choose_view(job, folder.path, continues=bool(state.record.scopes))
             last = asyncio.run(_run(job, folder, site, state, view))
             return _finish(file, output, overrides, folder, job, state, last)
         except OSError as error:
@@ -80,6 +73,19 @@ def run_job(
                 f"{folder.path}: {error.strerror}; every process is stopped. Nothing that was recorded is "
                 "lost: make the disk usable, then run the same command again"
             ) from error
+
+
+def _site(folder: RunFolder, uid: str, source: Path, port: int) -> Site:
+    address = f"127.0.0.1:{port}"
+    return Site(
+        job_uid=uid,
+        scheduler=address,
+        listen=address,
+        spec=str(folder.job_file),
+        storage=str(folder.path),
+        source=str(source),
+        cores=len(os.sched_getaffinity(0)),
+    )
 
 
 async def _run(job: RLJob, folder: RunFolder, site: Site, state: State, view: View) -> Snapshot:

@@ -6,6 +6,7 @@ job for ever, until `--fresh` empties it; nothing is deleted that a run did not 
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -17,12 +18,11 @@ from typing import Any
 from roll_api import RLJob, spec_hash
 from roll_api.rules import TRANSITIONS, read
 
-from roll_operator.controller.files import read_json, write_json
+from roll_operator.controller.files import write_json
 from roll_operator.controller.folder import LOCK, RunError, RunFolder
 
 OURS = (
     "job.json",
-    "run.json",
     "state.json",
     "summary.json",
     "reward.png",
@@ -30,14 +30,23 @@ OURS = (
     "ledger",
     "checkpoints",
     "weights",
+    "weights-cache",
     "models",
     "logs",
     "tensorboard",
+    "run.json",
 )
+"""What a run writes. `run.json` goes last: until then the rest is known to be a run's."""
+
 LOCK_SECONDS = 1.0
 """`roll status` holds the lock for a moment to see whether a run holds it."""
 
-FIXED = tuple(t.shown_at for t in TRANSITIONS if not t.unless_suspended and t.shown_at != "storage")
+FIXED = tuple(
+    key
+    for transition in TRANSITIONS
+    if not transition.unless_suspended and transition.shown_at != "storage"
+    for key in transition.reads
+)
 SHAPE = ("rollout.groupsPerStep", "rollout.groupSize")
 """Recorded batches and slots of steps have this shape."""
 
@@ -74,8 +83,7 @@ def identify(folder: RunFolder, job: RLJob, *, fresh: bool = False) -> str:
             f"{folder.path} belongs to the job {run.get('job')!r}, not to {job.name!r}: choose another "
             "folder with --output, or delete what is there with --fresh"
         )
-    before = read_json(folder.job_file) or {}
-    problems = changes(before.get("spec", {}), job)
+    problems = changes(folder.job().get("spec", {}), job)
     if problems:
         raise RunError(
             f"{folder.path} holds a run of this job with other settings, which cannot be changed:\n"
@@ -97,9 +105,7 @@ def changes(before: dict[str, Any], job: RLJob) -> list[str]:
 
 
 def write_job(folder: RunFolder, job: RLJob) -> None:
-    draft = folder.path / ".job.json.new"
-    draft.write_text(job.to_json(), encoding="utf-8")
-    draft.replace(folder.job_file)
+    write_json(folder.job_file, json.loads(job.to_json()))
 
 
 def write_run(folder: RunFolder, job: RLJob, uid: str, scheduler: str, **more: Any) -> None:

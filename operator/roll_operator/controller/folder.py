@@ -31,6 +31,9 @@ class RunFolder:
     def job_file(self) -> Path:
         return self.path / "job.json"
 
+    def job(self) -> dict[str, Any]:
+        return self._document("job.json")
+
     def run(self) -> dict[str, Any]:
         return self._document("run.json")
 
