@@ -402,11 +402,24 @@ def test_being_refused_in_the_middle_ends_the_iteration_with_the_reason() -> Non
     async def main() -> None:
         scheduler = Scheduler(free_port())
         await scheduler.start()
-        with pytest.raises(errors.Refused, match="data-changed"):
+        with pytest.raises(errors.Refused, match="job-ended"):
             async with Session(config_for(scheduler.port), pool="reward", credits=8) as session:
-                scheduler.say(refused=Refused(reason="data-changed"))
+                scheduler.say(refused=Refused(reason="job-ended"))
                 async for _ in session:
                     pass
+        await scheduler.kill()
+
+    run(main)
+
+
+def test_data_that_changed_is_the_users_to_mend_and_no_restart_is_tried() -> None:
+    async def main() -> None:
+        scheduler = Scheduler(free_port())
+        scheduler.refuse = Refused(reason="data-changed", message="restore it, or use --fresh")
+        await scheduler.start()
+        with pytest.raises(errors.UserError, match="--fresh"):
+            async with Session(config_for(scheduler.port), pool="environment", credits=8):
+                pass
         await scheduler.kill()
 
     run(main)

@@ -23,7 +23,7 @@ import grpc.aio
 from roll_wire import session_pb2
 from roll_wire.session_pb2 import Failure, FromWorker, Policy, PolicyVersion, Task, ToWorker
 
-from roll_workers.errors import Fenced, Refused
+from roll_workers.errors import Fenced, Refused, UserError
 from roll_workers.runtime import metrics
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.health import Services
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 DRAIN_SECONDS = 10.0  # for the role to finish or return its work
 LONELY_DRAIN_SECONDS = 1.0  # for the scheduler to come back and take the last results
 POLICY = "policy"  # the one pool whose weights have versions
+DATA_CHANGED = "data-changed"  # a reason to refuse that no restart mends
 
 AddService = Callable[[grpc.aio.Server], None]
 Version = PolicyVersion | tuple[int, int]  # (lineage, number)
@@ -329,6 +330,8 @@ class Session:
             case "welcome":
                 self._welcomed(message.welcome)
             case "refused":
+                if message.refused.reason == DATA_CHANGED:
+                    raise UserError(message.refused.message)
                 raise Refused(message.refused.reason, message.refused.message)
             case other:
                 log.debug("a message that this worker does not know: %s", other)
