@@ -23,7 +23,9 @@ def serve_metrics(config: WorkerConfig) -> int | None:
     if config.metrics_port is None:
         return None
     try:
-        server, _ = start_http_server(config.metrics_port)
+        # As the process's other services: a process on this machine only listens to itself.
+        host = "127.0.0.1" if config.host == "127.0.0.1" else "0.0.0.0"
+        server, _ = start_http_server(config.metrics_port, addr=host)
     except OSError as error:
         raise UserError(
             f"ROLL_METRICS_PORT: can't listen on port {config.metrics_port}: {error.strerror}; "
