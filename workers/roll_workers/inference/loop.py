@@ -126,8 +126,11 @@ class Inference:
                 _, weights = await asyncio.to_thread(fetch, policy, self.cache)
             except FetchError as error:
                 log.warning("%s; will retry", error)
-                with contextlib.suppress(TimeoutError):  # at once when something newer is published
-                    await asyncio.wait_for(self.announced.wait(), RETRY_SECONDS)
+                # At once when something newer is published. Not `wait_for`: until Python 3.12 it loses a
+                # cancellation that comes together with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_SECONDS):
+                        await self.announced.wait()
                 self.announced.set()
                 continue
             restarted = [] if self.resume else list(self.running.values())
