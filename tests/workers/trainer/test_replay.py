@@ -47,3 +47,13 @@ def test_a_replay_notices_a_batch_that_was_changed(
 def test_a_replay_without_steps_says_so() -> None:
     with pytest.raises(UserError, match="nothing to compare"):
         replay.compare({0: "a"}, {})
+
+
+def test_a_run_that_trained_nothing_is_not_replayed(
+    scheduler: Scheduler, model_folder: Path
+) -> None:
+    config = scheduler.config()
+    config.spec.write_text(job(model_folder, steps=6).to_json())
+    (scheduler.storage / "metrics.jsonl").write_text('{"step": 1, "weig')
+    with pytest.raises(UserError, match="no step was trained yet"):
+        replay.replay(config)

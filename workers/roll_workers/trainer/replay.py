@@ -52,6 +52,8 @@ def replay(config: WorkerConfig) -> int:
 
     job = config.load_job()
     recorded = recorded_digests(config.storage)
+    if max(recorded, default=0) == 0:
+        raise UserError("nothing to replay: no step was trained yet")
     with (
         tempfile.TemporaryDirectory(prefix="roll-replay-") as folder,
         TrainerSession(config) as session,
@@ -71,8 +73,14 @@ def replay(config: WorkerConfig) -> int:
 def _from_metrics(path: Path) -> dict[int, str]:
     if not path.exists():
         return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["step"]: line["weights_digest"] for line in lines}
+    found: dict[int, str] = {}
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # a killed trainer left it half written
+            continue
+        found[row["step"]] = row["weights_digest"]
+    return found
 
 
 def main() -> int:
