@@ -191,6 +191,13 @@ def test_a_row_without_the_answer_that_its_reward_needs_is_named(tmp_path: Path)
     assert "line 2: no 'answer'" in refused(data)
     assert "line 2: no 'answer'" in refused(data, reward(kind="regex", pattern="(a)"))
     data.check([reward(kind="regex", pattern="a")])
+    data.check([reward(kind="regex", pattern="(")])  # for the reward role to tell
+
+
+def test_a_system_message_that_no_prompt_would_show_is_refused(tmp_path: Path) -> None:
+    row = {"prompt": "1=", "answer": "1"}
+    assert "chatTemplate" in refused(data_set(tmp_path, [row], chat="Never", system="Be brief."))
+    assert "chatTemplate" in refused(data_set(tmp_path, [row], chat_options={"thinking": False}))
 
 
 def test_a_prompt_that_does_not_fit_the_model_is_named(tmp_path: Path) -> None:

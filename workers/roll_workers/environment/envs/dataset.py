@@ -100,8 +100,10 @@ class DataSet:
     def check(self, rewards: Sequence[Reward]) -> None:
         """UserError for the first row that can't be used; the message names it."""
         allowed: dict[str, tuple[bool, bool]] = {}
+        rendered = self.chat
         for index, row in enumerate(self.rows):
             self._check_columns(index, row)
+            rendered = rendered or row.get(self.columns.messages) is not None
             tag = self._tag(row)
             if tag not in allowed:
                 matching = [r for r in rewards if not r.tags or tag in r.tags]
@@ -118,6 +120,11 @@ class DataSet:
                     f"{self.rows.where(index)}: no {self.columns.answer!r}, which the rewards of tag "
                     f"{tag!r} compare with; data.{self.split}.answerKey names another column"
                 )
+        if not rendered and (self.system is not None or self.chat_options):
+            raise UserError(
+                f"data.{self.split}.chatTemplate: system and options have no effect: no prompt goes through "
+                "a chat template (the tokenizer has none, or use is Never)"
+            )
         self._check_lengths()
 
     def _check_columns(self, index: int, row: Row) -> None:
@@ -205,5 +212,8 @@ class DataSet:
 def _needs_answer(scorer: Scorer) -> bool:
     """Whether a scorer compares with the row's answer."""
     if scorer.kind == "regex":
-        return re.compile(str(scorer.options.get("pattern", ""))).groups > 0
+        try:
+            return re.compile(str(scorer.options.get("pattern", ""))).groups > 0
+        except re.error:  # the reward role says what is wrong with it
+            return False
     return scorer.kind in ("exactMatch", "math")
