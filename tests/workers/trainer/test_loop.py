@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from roll_api import RLJob
+from roll_api.roles import Strategy as StrategySpec
 from roll_workers.errors import Fenced, UserError
 from roll_workers.runtime.trainer_session import TrainerSession
 from roll_workers.trainer import checkpoint as checkpoints
 from roll_workers.trainer.loop import Trainer
+from roll_workers.trainer.strategies import make_strategy
 from roll_workers.weights.manifest import versions
 from safetensors.torch import load_file
 from trainer_world import Scheduler, dialogue, job, sample
@@ -278,3 +280,15 @@ def test_the_learning_rate_rises_during_warm_up(scheduler: Scheduler, model_fold
     train(scheduler, job(model_folder, algorithm={"learningRate": 1e-3, "warmupSteps": 2}))
     rates = [line["actor/lr"] for line in scheduler.figures()]
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"kind": "fsdp2"}, r"strategy\.kind: fsdp2 is not supported yet"),
+        ({"options": {"offload": True}}, r"strategy\.options: .* has no option offload"),
+    ],
+)
+def test_a_strategy_that_is_not_there_is_refused(strategy: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_strategy(StrategySpec.model_validate(strategy), 0, 1)

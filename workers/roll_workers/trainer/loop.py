@@ -53,7 +53,7 @@ class Trainer:
         self.output, self.keeps = output, keeps
         self.rank, self.world = config.rank, config.world
         self.objective = Objective(job.spec)
-        self.strategy = make_strategy(job.spec.roles.trainer.strategy.kind, self.rank, self.world)
+        self.strategy = make_strategy(job.spec.roles.trainer.strategy, self.rank, self.world)
         self.checkpoints = CheckpointStore(config.storage, self.strategy, self.rank)
         self.recorder: metrics.Recorder | None = None
         self.saved = -1  # step of the newest checkpoint

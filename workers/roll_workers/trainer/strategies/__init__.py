@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 from roll_api import JobSpec
+from roll_api.roles import Strategy as StrategySpec
 from torch import Tensor
 
 from roll_workers.errors import UserError
@@ -85,12 +86,17 @@ class Strategy(Protocol):
     def close(self) -> None: ...
 
 
-def make_strategy(kind: str, rank: int, world: int) -> Strategy:
-    if kind == "torch":
-        from roll_workers.trainer.strategies.torch import TorchStrategy
+def make_strategy(wanted: StrategySpec, rank: int, world: int) -> Strategy:
+    if wanted.kind != "torch":
+        raise UserError(f"roles.trainer.strategy.kind: {wanted.kind} is not supported yet")
+    if wanted.options:
+        raise UserError(
+            "roles.trainer.strategy.options: the torch strategy has no option "
+            + ", ".join(sorted(wanted.options))
+        )
+    from roll_workers.trainer.strategies.torch import TorchStrategy
 
-        return TorchStrategy(rank, world)
-    raise UserError(f"spec.roles.trainer.strategy.kind: {kind} is not available yet; use torch")
+    return TorchStrategy(rank, world)
 
 
 __all__ = ["LossFn", "NonFinite", "Policy", "Strategy", "make_strategy"]
