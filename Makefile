@@ -3,11 +3,13 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roll
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
 BIN := .venv/bin
-EXTRAS ?= operator worker
-EMPTY :=
-STAMP := .venv/.setup-$(subst $(EMPTY) ,-,$(strip $(EXTRAS)))
+# What is set up: a file of requirements/. `make setup LOCK=smollm2` adds an optional extra.
+LOCK ?= dev
+STAMP := .venv/.setup-$(LOCK)
+COMPILE = $(UV) pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
+  --no-header --no-annotate --extra operator --extra worker --group dev
 
-.PHONY: setup demo test lint generate clean help
+.PHONY: setup demo test lint generate lock clean help
 .DEFAULT_GOAL := help
 
 setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bin/roll
@@ -28,6 +30,10 @@ generate: setup ## write again what is generated: the CRD and the wire stubs
 	$(BIN)/python -m roll_api.crd
 	$(BIN)/python -m roll_wire.generate
 
+lock: | $(UV) ## resolve the dependencies of pyproject.toml and pin them, with checksums
+	$(COMPILE) -o requirements/dev.lock
+	$(COMPILE) --extra smollm2 -o requirements/smollm2.lock
+
 clean: ## remove the environment, runs and caches
 	rm -rf .venv runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find crds proto operator workers tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -36,9 +42,10 @@ help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 # Bytecode is made once, here: importing torch without it costs every worker process ten seconds.
-# A package of a later extra (EXTRAS="operator worker smollm2") is kept: --inexact removes nothing.
-$(STAMP): pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --inexact --compile-bytecode $(addprefix --extra ,$(EXTRAS))
+$(STAMP): pyproject.toml requirements/$(LOCK).lock | $(UV)
+	$(UV) venv -q --allow-existing --python 3.11 .venv
+	VIRTUAL_ENV=.venv $(UV) pip install --require-hashes --compile-bytecode -r requirements/$(LOCK).lock
+	VIRTUAL_ENV=.venv $(UV) pip install -q --no-deps -e .
 	@touch $@
 
 # A fresh Debian has python3 alone: neither venv nor pip need be there.

