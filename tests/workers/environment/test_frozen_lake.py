@@ -62,14 +62,14 @@ def test_the_compact_text_marks_the_player_and_uses_few_characters() -> None:
     assert set("PFHG#=LDRU") == set(FROZEN_LAKE_CHARSET)
 
 
-def test_the_local_text_tells_what_is_around_and_where_the_goal_lies() -> None:
+def test_the_local_text_tells_what_is_around_the_player() -> None:
     lake = FrozenLake(size=3, frozen=1.0, render="local")
-    assert lake.reset(1).text == "##FFDR="
-    assert lake.step("R").observation.text == "#FFFDR="
-    assert lake.step("D").observation.text == "FFFFDR="
-    assert lake.step("D").observation.text == "FFG#R="
-    assert lake.step("U").observation.text == "FFFFDR="
-    assert lake.step("R").observation.text == "FF#GD="
+    assert lake.reset(1).text == "##FF="
+    assert lake.step("R").observation.text == "#FFF="
+    assert lake.step("D").observation.text == "FFFF="
+    assert lake.step("D").observation.text == "FFG#="
+    assert lake.step("U").observation.text == "FFFF="
+    assert lake.step("R").observation.text == "FF#G="
 
 
 def test_no_lake_is_both_trained_on_and_held_out() -> None:

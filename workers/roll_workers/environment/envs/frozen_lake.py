@@ -5,9 +5,9 @@ or it is not, whatever the seed: the split follows a hash of the map, training n
 validation sees no other.
 
 Two texts are made for tiny models, one character per cell: `compact` is the whole lake, row by row, with `P`
-where the player stands; `local` is what lies above, to the left, to the right and below (`#`: the shore),
-then the ways that lead towards the goal. Both end with `=`; an action is one of L D R U. `words` is for
-models that read English.
+where the player stands; `local` is what lies above, to the left, to the right and below, `#` being the shore
+(the goal is where the right and the lower shore meet). Both end with `=`; an action is one of L D R U.
+`words` is for models that read English.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ class FrozenLake:
         return "\n".join(rows)
 
     def _seen_from(self, row: int, column: int) -> str:
-        around = "".join(self._cell(row + down, column + right) for down, right in _AROUND)
-        last = self.size - 1
-        return around + "D" * (row < last) + "R" * (column < last) + "="
+        return "".join(self._cell(row + down, column + right) for down, right in _AROUND) + "="
 
     def _cell(self, row: int, column: int) -> str:
         inside = 0 <= row < self.size and 0 <= column < self.size
