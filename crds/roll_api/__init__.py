@@ -2,7 +2,6 @@
 
 from roll_api.job import API_VERSION, GROUP, VERSION, RLJob, spec_hash
 from roll_api.load import load_job
-from roll_api.paths import resolve_location, resolve_paths, resolve_python
 from roll_api.problems import InvalidJob, Problem
 from roll_api.roles import ROLE_NAMES, RoleName
 from roll_api.spec import JobSpec
@@ -20,8 +19,5 @@ __all__ = [
     "RLJob",
     "RoleName",
     "load_job",
-    "resolve_location",
-    "resolve_paths",
-    "resolve_python",
     "spec_hash",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from roll_api import InvalidJob, RLJob, load_job, resolve_paths, spec_hash
+from roll_api import InvalidJob, RLJob, load_job, spec_hash
 from ruamel.yaml import YAML
 from support.objects import changed
 
@@ -212,29 +212,6 @@ def test_a_problem_prints_as_file_line_and_key(tmp_path: Path) -> None:
         load_job(path)
 
     assert str(caught.value).startswith(f"{path}:5: spec.steps: ")
-
-
-def test_files_are_looked_for_beside_the_job(tmp_path: Path) -> None:
-    scorer = "scorer: {python: my_rewards.py:score}"
-    job = load_job(written(tmp_path, GOOD.replace("scorer: {kind: exactMatch}", scorer)))
-
-    resolved = resolve_paths(job, tmp_path)
-
-    assert resolved.spec.data is not None
-    assert resolved.spec.data.train.path == str(tmp_path / "rows.jsonl")
-    assert resolved.spec.rewards[0].scorer.python == f"{tmp_path / 'my_rewards.py'}:score"
-    assert resolved.spec.model.path == "builtin:tiny-qwen2"
-
-
-def test_a_folder_beside_the_job_goes_before_a_hub_id(tmp_path: Path) -> None:
-    (tmp_path / "org/here").mkdir(parents=True)
-    text = GOOD.replace("builtin:tiny-qwen2", "org/here").replace("rows.jsonl", "org/there")
-
-    resolved = resolve_paths(load_job(written(tmp_path, text)), tmp_path)
-
-    assert resolved.spec.data is not None
-    assert resolved.spec.model.path == str(tmp_path / "org/here")
-    assert resolved.spec.data.train.path == "org/there"
 
 
 def test_a_job_survives_the_way_to_a_worker(tmp_path: Path) -> None:

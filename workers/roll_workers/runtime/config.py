@@ -61,10 +61,6 @@ class WorkerConfig:
         except ValidationError as error:
             raise UserError(f"ROLL_SPEC: {self.spec} is not a valid RLJob: {error}") from error
 
-    def resolve(self, path: str) -> Path:
-        """A path of the job: absolute, or relative to the folder of the job's file."""
-        return self.source / path
-
 
 class _Reader:
     """Collects what is missing or malformed, so that one message names all of it."""
