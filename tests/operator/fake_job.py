@@ -51,7 +51,7 @@ def scheduler() -> None:
                 checkpoint=step - 1,
                 reward=step / steps,
                 samples_per_second=100.0,
-                samples={"trained": 8 * step},
+                samples={"leased": 8},
                 workers=workers,
                 finished=step >= steps,
                 has_validation=True,

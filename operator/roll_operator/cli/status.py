@@ -46,24 +46,15 @@ def _live(folder: RunFolder) -> dict[str, Any] | None:
     )
     if reply is None:
         return None
-    live: dict[str, Any] = {
-        "step": reply.step,
-        "checkpoint": reply.checkpoint if reply.checkpoint >= 0 else None,
-        "stalenessMax": reply.staleness_max,
-        "reward": reply.reward,
-        "recentSamplesPerSecond": reply.samples_per_second,
-        "samples": {
-            "trained": reply.samples.get("trained", 0),
-            "redone": reply.redone,
-            "dropped": dict(reply.dropped),
-            "states": dict(reply.samples),
-        },
-        "metrics": dict(reply.metrics),
-        "notices": list(reply.notices),
+    from roll_operator.controller.link import read_progress
+    from roll_operator.controller.state import progress_figures
+
+    seen, rollout = read_progress(reply), folder.job()["spec"]["rollout"]
+    return {
+        **progress_figures(seen, rollout["groupsPerStep"] * rollout["groupSize"]),
+        "recentSamplesPerSecond": seen.samples_per_second,
+        "notices": list(seen.notices),
     }
-    if reply.has_validation:
-        live["validationReward"] = {"first": reply.validation_first, "last": reply.validation_last}
-    return live
 
 
 def _text(document: dict[str, Any]) -> str:

@@ -169,10 +169,10 @@ def _picture(now: Snapshot, rewards: dict[int, float]) -> "Table":
         grid.add_row("reward", f"{reward}  {sparkline([rewards[n] for n in sorted(rewards)])}")
         if seen.validation is not None:
             grid.add_row("held out", f"{seen.validation[0]:.3f} → {seen.validation[1]:.3f}")
-        flight = status.samples.in_flight
+        samples = status.samples
         grid.add_row(
             "samples",
-            f"{seen.samples_per_second:.0f}/s, {seen.samples.get('trained', 0)} trained, {flight} in flight",
+            f"{seen.samples_per_second:.0f}/s, {samples.trained} trained, {samples.in_flight} in flight",
         )
         grid.add_row("staleness", f"mean {seen.staleness_mean:.1f}, max {seen.staleness_max}")
     for role in dict.fromkeys(process.role for process in now.processes):
@@ -198,7 +198,7 @@ def _role_line(now: Snapshot, role: str) -> "Text":
 def _left(now: Snapshot, step: int) -> str:
     if step <= 0 or now.progress is None or now.progress.samples_per_second <= 0:
         return ""
-    per_step = now.job.spec.rollout.groups_per_step * now.job.spec.rollout.group_size
+    per_step = now.job.spec.rollout.samples_per_step
     left = (now.job.spec.steps - step) * per_step / now.progress.samples_per_second
     return f", about {_minutes(left)} left" if left > 0 else ""
 

@@ -89,32 +89,40 @@ def figures(
 ) -> dict[str, Any]:
     """The figures that `summary.json` and `roll status` share."""
     seen = progress or Progress()
-    trained = seen.samples.get("trained", seen.step * job.spec.rollout.samples_per_step)
+    per_step = job.spec.rollout.samples_per_step
+    speed = seen.trained(per_step) / clock.training if clock.training > 0 else 0.0
     return {
         "job": job.name,
         "phase": status.phase,
-        "step": seen.step,
         "steps": job.spec.steps,
         "durationSeconds": round(clock.total, 3),
-        "samplesPerSecond": round(trained / clock.training, 3) if clock.training > 0 else 0.0,
-        "stalenessMax": seen.staleness_max,
-        "reward": seen.reward,
-        "validationReward": None
-        if seen.validation is None
-        else {"first": seen.validation[0], "last": seen.validation[1]},
-        "samples": {
-            "trained": trained,
-            "redone": seen.redone,
-            "dropped": dict(seen.dropped),
-            "states": dict(seen.samples),
-        },
-        "checkpoint": seen.checkpoint,
+        "samplesPerSecond": round(speed, 3),
+        **progress_figures(seen, per_step),
         "lineage": seen.lineage,
         "tokens": seen.tokens,
         "restarts": {
             role: record.restarts.get(role, 0)
             for role in ROLES
             if role == "scheduler" or _replicas(job, role)
+        },
+    }
+
+
+def progress_figures(seen: Progress, samples_per_step: int) -> dict[str, Any]:
+    """Those of them that the scheduler knows at any moment."""
+    return {
+        "step": seen.step,
+        "checkpoint": seen.checkpoint,
+        "stalenessMax": seen.staleness_max,
+        "reward": seen.reward,
+        "validationReward": None
+        if seen.validation is None
+        else {"first": seen.validation[0], "last": seen.validation[1]},
+        "samples": {
+            "trained": seen.trained(samples_per_step),
+            "redone": seen.redone,
+            "dropped": dict(seen.dropped),
+            "states": dict(seen.samples),
         },
     }
 

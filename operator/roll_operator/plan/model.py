@@ -139,6 +139,10 @@ class Progress:
     notices: tuple[str, ...] = ()
     last_progress_at: float = 0.0
 
+    def trained(self, samples_per_step: int) -> int:
+        """Samples in all trained steps: every batch holds equally many."""
+        return self.step * samples_per_step
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:

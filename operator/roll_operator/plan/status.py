@@ -83,7 +83,7 @@ def project(job: RLJob, observed: Observed, record: Record, now: float) -> JobSt
     phase = phase_of(observed, record, all_ready)
     roles = {role: _role_status(role, shown, record) for role in ROLES}
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED) and not observed.pods
-    figures = _figures(before, observed.progress)
+    figures = _figures(job, observed.progress)
     return before.model_copy(
         update={
             **figures,
@@ -142,7 +142,7 @@ def _failure(failure: model.Failure) -> Failure:
     )
 
 
-def _figures(before: JobStatus, progress: Progress | None) -> dict[str, Any]:
+def _figures(job: RLJob, progress: Progress | None) -> dict[str, Any]:
     if progress is None:
         return {}
     live = sum(n for state, n in progress.samples.items() if state not in ENDS)
@@ -151,7 +151,7 @@ def _figures(before: JobStatus, progress: Progress | None) -> dict[str, Any]:
         "samples": SampleCounts(
             per_second=progress.samples_per_second,
             in_flight=live,
-            trained=progress.samples.get("trained", 0),
+            trained=progress.trained(job.spec.rollout.samples_per_step),
             dropped=dict(progress.dropped),
         ),
         "staleness": Staleness(max=progress.staleness_max, mean=progress.staleness_mean),
