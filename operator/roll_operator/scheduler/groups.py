@@ -51,6 +51,7 @@ def start(state: JobState, group: Group, samples: int, now: float) -> None:
     """Give the group its samples and put them in line for their first stage."""
     for _ in range(samples):
         _add_sample(state, group)
+    state.count("samples", samples)
     if state.settings.graph.group_reset:
         group.lead = Unit(group, -1, state.settings.graph.first(), since=now)
         flow.enqueue(state, group.lead, now)
@@ -64,7 +65,6 @@ def _add_sample(state: JobState, group: Group) -> Unit:
     group.units.append(unit)
     group.unfinished += 1
     state.pre_policy += 1
-    state.count("samples")
     return unit
 
 
@@ -111,7 +111,9 @@ def _filtered_out(state: JobState, group: Group) -> bool:
         f"{state.filtered_in_step} groups were filtered while step {state.first_open_step} "
         f"waited for {settings.groups_per_step}"
     )
-    state.notices["filter"] = f"filter budget exhausted ({settings.on_exhausted}): {waits}"
+    state.notices.setdefault(
+        "filter", f"filter budget exhausted for the first time ({settings.on_exhausted}): {waits}"
+    )
     if settings.on_exhausted == "Complete":
         state.ending = state.ending or f"filter budget exhausted: {waits}"
     elif settings.on_exhausted == "Fail":
@@ -141,6 +143,7 @@ def _sample_failed(state: JobState, unit: Unit, cause: Cause, now: float) -> Non
     replacements = group.size - state.settings.group_size
     if group.validation is None and replacements < state.settings.max_replacements:
         fresh = _add_sample(state, group)
+        state.count("samples")
         state.touch(group)
         if group.lead is not None:
             fresh.stage = Stage.GENERATE
