@@ -194,6 +194,13 @@ def test_bad_input_fails_the_job_with_the_words_of_the_process() -> None:
     assert not [a for a in again.actions if isinstance(a, FailJob)]
 
 
+def test_a_job_that_fails_restarts_nothing_that_ended_together_with_it() -> None:
+    bad, crash = exited("sums-environment-0", 2, message="no rows"), exited("sums-reward-0", 1)
+    result = plan(JOB, Observed(everything(crash, bad)), NOW, SITE)
+    assert [type(a) for a in result.actions if isinstance(a, FailJob | Restarted)] == [FailJob]
+    assert result.record.restarts == {}
+
+
 def test_the_users_error_wins_over_the_crash_that_it_caused_in_another_rank() -> None:
     crash = exited("sums-trainer-1", 1)
     first = plan(JOB, Observed(everything(crash)), NOW, SITE)

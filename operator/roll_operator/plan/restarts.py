@@ -89,20 +89,21 @@ def judge(
     look_again: float | None = None
     scopes = {pod.name: pod.scope for pod in desired_pods(job)}
     for pod in sorted(observed.pods, key=_decisive_first):
+        if record.failure is not None:
+            break  # what else ended is no longer of any consequence
         if pod.name not in scopes or pod.phase is not PodPhase.EXITED:
             continue
         key = scopes[pod.name]
         scope = record.scope(key)
         rule = classify(pod)
         if rule.verdict is Verdict.FAIL_JOB:
-            if record.failure is None:
-                failure = _failure(pod, rule)
-                record = replace(
-                    record,
-                    failure=failure,
-                    last_failures={**record.last_failures, pod.role: failure},
-                )
-                announcements.append(FailJob(failure))
+            failure = _failure(pod, rule)
+            record = replace(
+                record,
+                failure=failure,
+                last_failures={**record.last_failures, pod.role: failure},
+            )
+            announcements.append(FailJob(failure))
             continue
         if pod.attempt != scope.attempt:
             continue
@@ -138,7 +139,7 @@ def _restart(
         )
         record = replace(
             record,
-            failure=spent if record.failure is None else record.failure,
+            failure=spent,
             last_failures={**record.last_failures, pod.role: failure},
         )
         return record, [FailJob(spent)]
