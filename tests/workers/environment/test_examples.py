@@ -23,7 +23,7 @@ def example(name: str) -> tuple[RLJob, Path]:
     [
         ("arithmetic.yaml", {"train": 800, "validation": 200}),
         ("custom_reward/job.yaml", {"train": 800, "validation": 200}),
-        ("frozenlake.yaml", {"train": -1, "validation": 100}),
+        ("frozenlake.yaml", {"train": -1, "validation": 200}),
     ],
 )
 def test_an_examples_environment_is_set_up(
@@ -51,3 +51,19 @@ def test_the_custom_reward_is_loaded_and_judges() -> None:
     assert parts == pytest.approx(
         {"mine": 1.3, "mine.right": 1.0, "mine.near": 0.2, "mine.short": 0.1}
     )
+
+
+def test_the_reward_of_the_pretrained_model_wants_the_number_alone() -> None:
+    job, source = example("smollm2.yaml")
+
+    async def main() -> list[float]:
+        rewards = Rewards.of_job(job.spec.rewards, source)
+        await rewards.start()
+        try:
+            said = ("12", "7 + 5 = 12.", "12 is 7 + 5", "13", "")
+            samples = [ScoredSample("", response, "12", "number") for response in said]
+            return [(await rewards.score(sample)).value for sample in samples]
+        finally:
+            await rewards.close()
+
+    assert asyncio.run(main()) == [1.0, 0.5, 0.0, 0.0, 0.0]
