@@ -1,0 +1,49 @@
+"""Held-out questions, answered before and after a run:  python examples/answers.py runs/smollm2
+
+A checkpoint's `model` is an ordinary Hugging Face folder: `generate` is all that is used of it here.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from roll_workers.builtin.models import load_tokenizer
+from roll_workers.environment.envs.rows import read_rows
+from transformers import AutoModelForCausalLM
+
+QUESTIONS = 8
+
+
+def answers(folder: Path, rows: list[dict], new_tokens: int) -> list[str]:
+    """The most likely answer to each row's prompt."""
+    tokenizer = load_tokenizer(str(folder), folder, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    said = []
+    for row in rows:
+        text = row.get("prompt") or tokenizer.apply_chat_template(
+            row["messages"], add_generation_prompt=True, tokenize=False
+        )
+        prompt = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        tokens = model.generate(prompt, do_sample=False, max_new_tokens=new_tokens)
+        said.append(tokenizer.decode(tokens[0, prompt.shape[1] :], skip_special_tokens=True))
+    return said
+
+
+def main(run: Path) -> None:
+    spec = json.loads((run / "job.json").read_text())["spec"]
+    held_out = read_rows(spec["data"]["validation"]["path"], Path(), "validation")
+    rows = [held_out[i] for i in range(QUESTIONS)]
+    (before,) = (run / "models").glob("[!.]*")
+    after = max((run / "checkpoints").glob("step-*")) / "model"
+    limit = spec["rollout"]["sampling"]["maxNewTokens"]
+    print("| question | answer | before | after |\n| --- | --- | --- | --- |")
+    for row, *said in zip(
+        rows, answers(before, rows, limit), answers(after, rows, limit), strict=True
+    ):
+        question = row.get("prompt") or row["messages"][-1]["content"]
+        print(f"| {question} | {row['answer']} |", " | ".join(map(repr, said)), "|")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
