@@ -360,6 +360,13 @@ def test_a_function_that_does_not_import_is_the_users_error(
     assert expected in str(caught.value)
 
 
+def test_options_that_the_function_would_never_see_are_the_users_error(tmp_path: Path) -> None:
+    code = "def score(response, *rest, bonus=0.0): return bonus\n"
+    assert score(user_function(tmp_path, code, bonus=0.5), sample("7")) == [Reward(0.5)]
+    with pytest.raises(UserError, match=r"no parameter bonsu, which scorer\.options names"):
+        score(user_function(tmp_path, code, bonsu=0.5), sample("7"))
+
+
 def test_a_missing_file_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no file"):
         score(Python("rewards.py:score", tmp_path, 1.0, {}), sample("7"))

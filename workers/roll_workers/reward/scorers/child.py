@@ -48,7 +48,9 @@ class Function:
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.takes = {p.name for p in parameters}
         self.needs = {
-            p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD,)
+            p.name
+            for p in parameters
+            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         }
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +141,8 @@ def main(reference: str, source: str, timeout: str, parent: str) -> None:
     except UserError as error:
         send({"error": str(error)})
         return
-    send({"async": function.is_async})
+    takes = None if function.takes_all else sorted(function.takes)
+    send({"async": function.is_async, "takes": takes})
     if function.is_async:
         asyncio.run(serve_async(function, requests, send, float(timeout)))
     else:

@@ -52,8 +52,14 @@ class ScorerProcesses:
         self._free: asyncio.Queue[_Process] = asyncio.Queue()  # one entry per free place
 
     async def start(self) -> None:
-        """Starts the first process; UserError when it can't load the function."""
-        await self._add()
+        """Starts the first process; UserError when it can't load the function, or that takes no such options."""
+        first = await self._add()
+        unknown = self.constants.keys() - first.takes if first.takes is not None else ()
+        if unknown:
+            await self.close()
+            raise UserError(
+                f"{self.reference} has no parameter {', '.join(sorted(unknown))}, which scorer.options names"
+            )
 
     async def close(self) -> None:
         if self._starting is not None:
@@ -122,11 +128,12 @@ class ScorerProcesses:
         finally:
             self._starting = None
 
-    async def _add(self) -> None:
+    async def _add(self) -> _Process:
         process = await _Process.start(self.reference, self.source, self.timeout)
         self._processes.add(process)
         for _ in range(ASYNC_CALLS if process.is_async else 1):
             self._free.put_nowait(process)
+        return process
 
     async def _remove(self, process: _Process) -> None:
         self._processes.discard(process)
@@ -136,9 +143,16 @@ class ScorerProcesses:
 class _Process:
     """One child and the calls that it works on."""
 
-    def __init__(self, child: asyncio.subprocess.Process, name: str, is_async: bool) -> None:
+    def __init__(
+        self,
+        child: asyncio.subprocess.Process,
+        name: str,
+        is_async: bool,
+        takes: frozenset[str] | None,
+    ) -> None:
         assert child.stdin is not None and child.stdout is not None
         self.is_async = is_async
+        self.takes = takes  # names of the function's parameters; None: any
         self._child, self._name = child, name
         self._stdin, self._stdout = child.stdin, child.stdout
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -172,7 +186,8 @@ class _Process:
                 how = _ending(child.returncode or 0)
                 raise UserError(f"{reference}: the import ended its process ({how})") from None
             raise
-        return cls(child, reference, ready["async"])
+        takes = None if ready["takes"] is None else frozenset(ready["takes"])
+        return cls(child, reference, ready["async"], takes)
 
     async def call(self, arguments: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
