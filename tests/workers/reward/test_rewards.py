@@ -14,8 +14,6 @@ from roll_workers.reward.scorers import Reward, ScoredSample, ScorerError
 class Fixed:
     """A scorer that always says the same."""
 
-    needs_answer = False
-
     def __init__(self, said: float | Reward | Exception) -> None:
         self.said = said
 

@@ -48,8 +48,6 @@ class ScorerCrash(Exception):
 
 
 class Scorer(Protocol):
-    needs_answer: bool
-
     async def start(self) -> None:
         """Raises UserError where the scorer can't work at all."""
 

@@ -12,8 +12,6 @@ from roll_workers.reward.scorers import ScoredSample, ScorerError
 class ExactMatch:
     """1 when the answer is exactly the expected one, else 0."""
 
-    needs_answer = True
-
     def __init__(self, strip: bool = True, ignoreCase: bool = False) -> None:
         self.strip = strip
         self.ignore_case = ignoreCase
@@ -59,7 +57,7 @@ class Regex:
             raise UserError(f"regex: {pattern!r} is not a regular expression: {error}") from error
         if match not in ("first", "last"):
             raise UserError(f"regex: match is {match!r}, expected 'first' or 'last'")
-        self.needs_answer = compiled.groups > 0
+        self._needs_answer = compiled.groups > 0
         options = {"pattern": pattern, "strip": strip, "ignore_case": ignoreCase, "match": match}
         self._processes = ScorerProcesses(
             f"{__name__}:regex_score", timeout=timeout, constants={"options": options}
@@ -72,7 +70,7 @@ class Regex:
         await self._processes.close()
 
     async def score(self, sample: ScoredSample) -> float:
-        if self.needs_answer and sample.answer is None:
+        if self._needs_answer and sample.answer is None:
             raise ScorerError("regex: the pattern has a group, but the row has no answer")
         reward = await self._processes.call({"response": sample.response, "answer": sample.answer})
         return reward.value

@@ -16,8 +16,6 @@ from roll_workers.reward.scorers.processes import ScorerProcesses
 class Math:
     """1 when the answer is mathematically equal to the expected one (`1/2`, `0.5`, `\\frac12`), else 0."""
 
-    needs_answer = True
-
     def __init__(self, timeout: float, precision: int = 6) -> None:
         self._processes = ScorerProcesses(
             f"{__name__}:verify_answer", timeout=timeout, constants={"precision": precision}

@@ -15,8 +15,6 @@ from roll_workers.reward.scorers.processes import ScorerProcesses
 
 
 class Python:
-    needs_answer = False
-
     def __init__(
         self, reference: str, source: Path, timeout: float, options: dict[str, Any]
     ) -> None:
