@@ -113,7 +113,7 @@ def test_an_exhausted_budget_with_keep_lets_groups_through(world: MakeWorld) -> 
     job = exhausted(world, "Keep")
     assert job.state.counters["filtered"] == 2
     assert [g.state for g in job.state.groups.values()].count(GroupState.READY) == 1
-    assert "budget exhausted (Keep)" in job.state.notices["filter"]
+    assert "budget exhausted for the first time (Keep)" in job.state.notices["filter"]
     job.run_to_the_end()
     assert job.state.finished == "complete"
 
