@@ -14,6 +14,8 @@ _LIMITS: list[tuple[str, int]] = [
 
 CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_LIMITS,
+    # Processes of a job talk to each other directly, also where http_proxy is set.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),

@@ -18,9 +18,9 @@ def ask(folder: RunFolder, question: Callable[..., Answer]) -> Answer | None:
         return None
     import grpc
     from roll_wire import control_pb2_grpc
+    from roll_wire.channel import CLIENT_OPTIONS
 
-    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)]
-    with grpc.insecure_channel(folder.run()["scheduler"], options=options) as channel:
+    with grpc.insecure_channel(folder.run()["scheduler"], options=CLIENT_OPTIONS) as channel:
         try:
             return question(control_pb2_grpc.ControlStub(channel))
         except grpc.RpcError as error:

@@ -5,17 +5,17 @@ from collections.abc import Iterable
 import grpc
 import grpc.aio
 from roll_wire import control_pb2, control_pb2_grpc
+from roll_wire.channel import CLIENT_OPTIONS
 
 from roll_operator.plan import Pod, Progress
 
 CALL_SECONDS = 5.0
-CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.enable_http_proxy", 0),
-)
+RECONNECT = {  # a restarted scheduler is wanted at once
+    "grpc.initial_reconnect_backoff_ms": 50,
+    "grpc.min_reconnect_backoff_ms": 50,
+    "grpc.max_reconnect_backoff_ms": 500,
+}
+CHANNEL_OPTIONS = tuple((dict(CLIENT_OPTIONS) | RECONNECT).items())
 
 
 class SchedulerLink:
