@@ -2,7 +2,7 @@
 
 Invariant: a folder under `storage/models` is complete or absent. It is written under another name and
 renamed, so any number of processes may ask for the same model at once; equal recipes give equal bytes.
-Importing this module imports neither torch nor transformers.
+Importing this module imports neither torch nor transformers; `load_tokenizer` never imports torch.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ def resolve_model(path: str, storage: Path, source: Path) -> Path:
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise UserError(f"model.path: the model folder {folder} does not exist")
     return _from_hub(path, folder)
+
+
+def load_tokenizer(path: str, storage: Path, source: Path) -> Any:
+    """The model's tokenizer (PreTrainedTokenizerFast), without making or loading any weights."""
+    if (name := path.removeprefix(PREFIX)) in CHARSETS and path != name:
+        return char_tokenizer(CHARSETS[name])
+    folder = resolve_model(path, storage, source)
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # AutoTokenizer replaces the class that a Qwen2 folder names by its own, which splits text otherwise.
+    named = folder / "tokenizer_config.json"
+    kind = json.loads(named.read_text()).get("tokenizer_class") if named.is_file() else None
+    plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(folder)
 
 
 def context_length(config: Any) -> int | None:
