@@ -139,7 +139,7 @@ class Pool:
         self.queued -= 1
 
     def assign(
-        self, fits: Callable[[Unit, Worker], bool], grant: Callable[[Unit, Worker], None]
+        self, fits: Callable[[Unit, Worker], bool], grant: Callable[[Unit, Worker], object]
     ) -> None:
         """Hand out as many waiting units as credits allow."""
         if self._changed:
@@ -155,7 +155,7 @@ class Pool:
                     self.suspects.append(unit)
         for queue in (self.pinned, self.waiting):
             missed: list[tuple[int, int, int, Unit]] = []
-            while queue and self._candidates and len(missed) < MAX_MISSES:
+            while queue and (self._candidates or self._changed) and len(missed) < MAX_MISSES:
                 entry = heapq.heappop(queue)
                 unit = entry[3]
                 if unit.ticket != entry[2] or unit.state is not SampleState.WAITING:
@@ -169,16 +169,34 @@ class Pool:
         self,
         unit: Unit,
         fits: Callable[[Unit, Worker], bool],
-        grant: Callable[[Unit, Worker], None],
+        grant: Callable[[Unit, Worker], object],
     ) -> bool:
+        chosen = self._neighbour(unit, fits)
+        if chosen is None:
+            chosen = self._least_loaded(unit, fits)
+            if chosen is None:
+                return False
+            self._near = (unit.group, chosen)
+            chosen.served = self._stamp
+        self.queued -= 1
+        unit.ticket = 0
+        grant(unit, chosen)
+        return True
+
+    def _neighbour(self, unit: Unit, fits: Callable[[Unit, Worker], bool]) -> Worker | None:
+        """The worker that has just got another unit of the same group, while it has credit."""
+        if self._near is None or unit.company:
+            return None
+        group, worker = self._near
+        return worker if group is unit.group and worker.free > 0 and fits(unit, worker) else None
+
+    def _least_loaded(self, unit: Unit, fits: Callable[[Unit, Worker], bool]) -> Worker | None:
+        if self._changed:
+            self._refresh()
         aside = []
         chosen = None
         candidates = self._candidates
-        if self._near is not None and self._near[0] is unit.group and not unit.company:
-            worker = self._near[1]
-            if worker.free > 0 and fits(unit, worker):
-                chosen = worker
-        while candidates and chosen is None:
+        while candidates:
             entry = heapq.heappop(candidates)
             worker = entry[3]
             if worker.stamp != entry[2] or worker.free <= 0:
@@ -189,12 +207,4 @@ class Pool:
             aside.append(entry)
         for entry in aside:
             heapq.heappush(candidates, entry)
-        if chosen is None:
-            return False
-        self.queued -= 1
-        unit.ticket = 0
-        self._near = (unit.group, chosen)
-        chosen.served = self._stamp
-        grant(unit, chosen)
-        self._refresh()
-        return True
+        return chosen

@@ -8,6 +8,7 @@ the simulator and the tests drive the very same functions in virtual time.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from roll_operator.scheduler import (
     admission,
@@ -49,9 +50,7 @@ def _assign(state: JobState, now: float) -> None:
             return worker.version == needed
         return worker.version >= needed or (worker.announced or -1) >= needed
 
-    def grant(unit: Unit, worker: Worker) -> None:
-        flow.grant(state, unit, worker, now)
-
+    grant = partial(flow.grant, state, now)
     for pool in state.pools.values():
         pool.assign(fits, grant)
 

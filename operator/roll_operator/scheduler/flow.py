@@ -21,7 +21,6 @@ from roll_operator.scheduler.lifecycle import (
     Cause,
     Lease,
     Part,
-    Ref,
     SampleState,
     Stage,
     Unit,
@@ -43,13 +42,13 @@ def enqueue(state: JobState, unit: Unit, now: float) -> None:
         worker = state.workers.get(unit.resident)
         if worker is not None:
             if worker.connected:
-                grant(state, unit, worker, now)
+                grant(state, now, unit, worker)
             return  # a broken stream: it waits until its episode is back, or lost
     state.next_ticket += 1
     state.pool(POOL_OF[unit.stage]).enqueue(unit, state.next_ticket)
 
 
-def grant(state: JobState, unit: Unit, worker: Worker, now: float) -> Lease:
+def grant(state: JobState, now: float, unit: Unit, worker: Worker) -> Lease:
     if unit.stage == Stage.STEP and unit.resident and unit.resident != worker.id:
         leave(state, unit, tell=True)  # replayed elsewhere
     lease = Lease(
@@ -67,15 +66,18 @@ def grant(state: JobState, unit: Unit, worker: Worker, now: float) -> Lease:
         state.count("redone")
     unit.issued += 1
     hold(state, lease, worker)
-    state.out.assign.setdefault(worker.id, []).append(lease)
+    leases = state.out.assign.get(worker.id)
+    if leases is None:
+        leases = state.out.assign[worker.id] = []
+    leases.append(lease)
     return lease
 
 
 def _floor(state: JobState, unit: Unit, worker: Worker) -> int | None:
     if unit.stage != Stage.GENERATE:
         return None
-    needed = state.min_version(unit.group)
-    return needed if worker.version is None else max(needed, worker.version)
+    needed, held = state.min_version(unit.group), worker.version
+    return needed if held is None or held < needed else held
 
 
 def hold(state: JobState, lease: Lease, worker: Worker) -> None:
@@ -304,25 +306,11 @@ def _add(
     done: bool = False,
 ) -> None:
     unit = lease.unit
-    ref: Ref = state.store.append(payload)
-    state.record_part(
-        unit,
-        Part(
-            stage=lease.stage,
-            turn=lease.turn,
-            ref=ref,
-            lease=lease.id,
-            tokens=tokens,
-            oldest=oldest,
-            newest=newest,
-            reward=reward,
-            worker=worker.pod,
-            at=now,
-            partial=partial,
-            life=unit.life,
-            done=done,
-        ),
-    )
+    part = Part(
+        lease.stage, lease.turn, state.store.append(payload), lease.id, tokens, oldest, newest, reward,
+        worker.pod, now, partial, unit.life, done,
+    )  # fmt: skip
+    state.record_part(unit, part)
     unit.tokens += tokens
     if oldest is not None and newest is not None:
         unit.oldest = oldest if unit.oldest is None else min(unit.oldest, oldest)

@@ -8,6 +8,7 @@ tag, its length and its content). Message objects would copy it once for every l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from roll_wire.session_pb2 import Assign, Task, ToWorker
 from roll_wire.trainer_pb2 import ShardChunk, ShardSample
@@ -65,12 +66,9 @@ def _chunks(
         yield pieces, size
 
 
+@lru_cache(8192)
 def _varint(number: int) -> bytes:
     """Seven bits a byte, the low ones first; the high bit says that more follow."""
-    if number < 0x80:
-        return bytes((number,))
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
     encoded = bytearray()
     while number >= 0x80:
         encoded.append(number & 0x7F | 0x80)

@@ -271,7 +271,10 @@ class JobState:
         return seed_of(self.settings.seed, _seed_key(unit.group), unit.index)
 
     def ack(self, worker: str, lease: int, verdict: int) -> None:
-        self.out.acks.setdefault(worker, []).append((lease, verdict))
+        acks = self.out.acks.get(worker)
+        if acks is None:
+            acks = self.out.acks[worker] = []
+        acks.append((lease, verdict))
 
     def record_part(self, unit: Unit, part: Part) -> None:
         unit.parts.append(part)
