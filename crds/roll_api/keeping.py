@@ -32,7 +32,7 @@ class Weights(Model):
     transfer: Literal["Auto", "Folder", "Stream"] = "Auto"
     """Way of the weights: a shared folder, or streamed from the trainer. `Auto`: the folder where there is one."""
 
-    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    keep: Annotated[int, Field(ge=1, le=1000)] = 4
     """Newest versions that stay fetchable."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -109,17 +110,28 @@ def main() -> int:
         print(f"error: set {', '.join(missing)}: the operator does so", file=sys.stderr)
         return 2
     settle_memory()
-    job = RLJob.from_json(Path(env["ROLL_SPEC"]).read_text())
     ledger = Path(env["ROLL_STORAGE"]) / "ledger"
     try:
+        job = RLJob.from_json(Path(env["ROLL_SPEC"]).read_text())
         if "--replay" in sys.argv[1:]:
             uvloop.run(serve_replay(job, ledger, env["ROLL_LISTEN"]))
         else:
             uvloop.run(serve(job, env.get("ROLL_JOB_UID", ""), ledger, env["ROLL_LISTEN"]))
     except (LedgerError, OSError, sqlite3.Error) as error:
+        if not _for_the_user(error):
+            raise
         print(f"error: {_explain(error, ledger)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _for_the_user(error: Exception) -> bool:
+    """Whether somebody has to act; anything else a restart may mend."""
+    if isinstance(error, OSError):
+        return error.errno in (
+            errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT,
+        )  # fmt: skip
+    return not (isinstance(error, sqlite3.OperationalError) and "locked" in str(error))
 
 
 def _explain(error: Exception, ledger: Path) -> str:

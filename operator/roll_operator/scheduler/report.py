@@ -33,7 +33,7 @@ class Rate:
 
 
 def dropped(counters: Counter[str]) -> dict[str, int]:
-    """Samples that ended without being trained or evaluated, by reason; job-ended ones are not a loss."""
+    """Samples that ended without being trained or evaluated, by reason."""
     return {
         name: n
         for name, n in counters.items()
@@ -81,7 +81,7 @@ def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress
         notices=notices,
         lineage=state.lineage,
         last_progress_at=state.last_progress,
-        tokens=newest.tokens if newest else 0,
+        tokens=state.counters["tokens"],
     )
 
 

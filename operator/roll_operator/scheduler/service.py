@@ -49,7 +49,6 @@ class Hub:
         self.ledger = ledger
         self.state: JobState = ledger.open(time.time())
         self.rate = report.Rate()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._streams: dict[str, asyncio.Queue[bytes | None]] = {}
         self._wake = asyncio.Event()

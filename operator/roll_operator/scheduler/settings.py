@@ -36,6 +36,7 @@ class Settings:
     validation_every: int = 0  # steps; 0: never
     validation_prompts: int = 0  # at most; 0: all rows
     keep_checkpoints: int = 3
+    keep_versions: int = 2  # that can still be fetched
 
     @classmethod
     def from_job(cls, job: RLJob) -> Settings:
@@ -65,4 +66,5 @@ class Settings:
             validation_every=validation.every_steps if validation else 0,
             validation_prompts=(validation.samples or 0) if validation else 0,
             keep_checkpoints=spec.checkpoint.keep_last,
+            keep_versions=spec.weights.keep,
         )

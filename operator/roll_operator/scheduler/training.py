@@ -49,8 +49,14 @@ def rewind(state: JobState, term: int, step: int, now: float) -> int:
             if batch.step > step and batch.state is not BatchState.BATCHED:
                 _move_batch(state, batch, BatchState.BATCHED)
         state.reported = step
-        for checkpoint in [c for c in state.checkpoints if c.step > step]:
+        passed_over = [c for c in state.checkpoints if c.step > step]
+        for checkpoint in passed_over:
             _drop_checkpoint(state, checkpoint)
+        if passed_over:
+            state.notices["checkpoint"] = (
+                f"the checkpoint of step {passed_over[-1].step} is not intact: "
+                f"training goes on from the one of step {step}"
+            )
     state.asked = 0
     state.writes.meta["reported"] = state.reported
     return state.lineage
@@ -90,6 +96,12 @@ def cancel_live(state: JobState, now: float, cause: Cause) -> None:
 def _move_batch(state: JobState, batch: Batch, to: BatchState) -> None:
     if to not in BATCH_TRANSITIONS[batch.state]:
         raise IllegalTransition(f"batch {batch.step}: {batch.state.name} -> {to.name}")
+    if to is BatchState.TRAINED:
+        state.count("tokens", batch.tokens)
+    elif (
+        batch.state in (BatchState.TRAINED, BatchState.COMMITTED) and to is not BatchState.COMMITTED
+    ):
+        state.count("tokens", -batch.tokens)
     batch.state = to
     state.record_batch(batch)
 
@@ -197,7 +209,9 @@ def announce(state: JobState) -> None:
             continue
         target = state.published
         if held is not None and worker.version is not None and worker.version <= held:
-            target = held if held in state.versions else target
+            # A validated version that is no longer fetchable is left behind, and its validation moves on.
+            fetchable = held > state.published - state.settings.keep_versions
+            target = held if worker.version == held or fetchable else target
         if target in state.versions and (worker.announced is None or target > worker.announced):
             worker.announced = target
             state.out.policies[worker.id] = state.versions[target]
