@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_a_drained_trainer_keeps_its_last_step_and_exits_well(
     newest = scheduler.checkpoints[0]
     assert newest.step == 3
     verify(scheduler.storage / newest.path, newest.digest)
+
+
+def test_a_trainer_stays_with_its_last_version_until_the_job_is_over(
+    scheduler: Scheduler, model_folder: Path
+) -> None:
+    scheduler.validated = False
+    worker = scheduler.start_worker(job(model_folder, steps=2))
+    scheduler.wait_for(lambda: "commit 2" in scheduler.log, SECONDS)
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.wait(1.5)
+    scheduler.validated = True
+    assert worker.wait(SECONDS) == 0, scheduler.worker_log()
 
 
 def test_two_ranks_train_what_one_trains(schedulers: Schedulers, model_folder: Path) -> None:

@@ -104,6 +104,8 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         self.batches: dict[int, list[trainer_pb2.ShardSample]] = {}
         self.last_batch = 10**9  # batches beyond it are not complete yet
         self.finished_at = 10**9
+        self.steps = 10**9  # of the job that was started last
+        self.validated = True  # otherwise the job is not over with its last step
         self.term = 0
         self.checkpoints: list[trainer_pb2.Checkpoint] = []  # newest first
         self.rewinds: list[int] = []
@@ -155,6 +157,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         """A real worker process."""
         config = self.config(attempt, rank)
         config.spec.write_text(job.to_json())
+        self.steps = job.spec.steps
         log = (self.storage / f"trainer-{rank}.{attempt}.log").open("w")
         variables = {
             "ROLL_JOB": config.job,
@@ -206,8 +209,14 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         yield session_pb2.ToWorker(
             welcome=session_pb2.Welcome(term=1, trainer_term=term, lineage=1)
         )
+        told = False
         while context.is_active() and not self._closed.wait(0.05):
-            pass
+            if not told and self.validated and self._last_step_is_committed():
+                told = True
+                yield session_pb2.ToWorker(drain=session_pb2.Drain(reason="complete"))
+
+    def _last_step_is_committed(self) -> bool:
+        return bool(self.checkpoints) and self.checkpoints[0].step >= self.steps
 
     # Trainer.
 

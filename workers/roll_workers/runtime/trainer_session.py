@@ -70,6 +70,11 @@ class TrainerSession:
             log.info("the trainer is to stop: %s", reason)
             self.draining.set()
 
+    def stay(self) -> None:
+        """Waits until the scheduler says that the job is over, or a signal does."""
+        while not self.draining.wait(POLL_SECONDS):
+            self.check()
+
     def check(self, *, waiting: bool = False) -> None:
         """Raises what ended the session: a fence at any time, a drain to whoever only waits."""
         if self._error is not None:

@@ -32,6 +32,8 @@ def main(config: WorkerConfig, job: RLJob) -> None:
         trainer = Trainer(config, job, session, output=config.storage)
         try:
             trainer.run()
+            # Held-out prompts are still answered with the last version, which is fetched from here.
+            session.stay()
         finally:
             trainer.close()
 
