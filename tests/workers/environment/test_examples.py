@@ -66,4 +66,4 @@ def test_the_reward_of_the_pretrained_model_wants_the_number_alone() -> None:
         finally:
             await rewards.close()
 
-    assert asyncio.run(main()) == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert asyncio.run(main()) == [1.0, 0.5, 0.0, 0.5, 0.0]
