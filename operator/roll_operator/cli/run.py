@@ -5,6 +5,7 @@ import errno
 import os
 import shlex
 import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,6 +124,17 @@ def _choose_port(folder: RunFolder, asked: int | None) -> int:
     return free_port()
 
 
+def _held_out(folder: RunFolder) -> list[tuple[int, float]]:
+    """As recorded: what was seen while the run went on lags behind and lacks equal means."""
+    from roll_operator.scheduler import offline
+    from roll_operator.scheduler.ledger.sqlite import LedgerError
+
+    try:
+        return offline.held_out(folder.ledger)
+    except (LedgerError, sqlite3.Error):  # a run that failed before it had one
+        return []
+
+
 def _finish(
     file: Path,
     output: Path | None,
@@ -133,7 +145,7 @@ def _finish(
     last: Snapshot,
 ) -> int:
     summary = summarize(folder, job, state)
-    picture = draw(folder, job, state.held_out)
+    picture = draw(folder, job, _held_out(folder) or state.held_out)
     failure = last.record.failure
     if failure is not None:
         _print_log(folder, failure.pod, failure.attempt)

@@ -39,6 +39,19 @@ def list_samples(folder: Path, settings: Settings) -> control_pb2.SampleList:
         db.close()
 
 
+def held_out(folder: Path) -> list[tuple[int, float]]:
+    """The mean reward on held-out prompts by version; a version that two lineages validated counts once."""
+    db = connect(folder / "ledger.sqlite", read_only=True)
+    try:
+        means = db.execute(
+            "SELECT version, total / scored FROM validations WHERE finished AND scored > 0"
+            " ORDER BY lineage"
+        )
+        return sorted(dict(means).items())
+    finally:
+        db.close()
+
+
 def sample_story(
     folder: Path, settings: Settings, group: int, index: int
 ) -> control_pb2.SampleStory | None:
