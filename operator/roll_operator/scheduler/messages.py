@@ -26,9 +26,9 @@ from roll_wire.session_pb2 import Unit as WireUnit
 
 from roll_operator.scheduler import flow, packing, presence
 from roll_operator.scheduler.assignment import Worker
-from roll_operator.scheduler.lifecycle import Lease, Stage, Unit, lease_id, split_lease
+from roll_operator.scheduler.lifecycle import Lease, Ref, Stage, Unit, lease_id, split_lease
 from roll_operator.scheduler.presence import Greeting, HeldLease
-from roll_operator.scheduler.state import JobState, Out, PayloadStore
+from roll_operator.scheduler.state import JobState, Out
 
 log = logging.getLogger(__name__)
 
@@ -148,14 +148,13 @@ def _result(state: JobState, worker: Worker, item: Result, now: float) -> None:
     )
 
 
-def payload_of(store: PayloadStore, unit: Unit) -> list[bytes]:
-    """The trajectory so far, in pieces: what the group shares, then the unit's own parts."""
-    read = store.read
-    pieces = [read(part.ref) for part in unit.parts]
+def refs_of(unit: Unit) -> list[Ref]:
+    """Where the pieces of its trajectory lie: what the group shares, then the unit's own parts."""
+    refs = [part.ref for part in unit.parts]
     lead = unit.group.lead
     if lead is not None and lead is not unit:
-        pieces[:0] = [read(part.ref) for part in lead.parts]
-    return pieces
+        refs[:0] = [part.ref for part in lead.parts]
+    return refs
 
 
 def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, bytes]]:
@@ -229,6 +228,7 @@ def _tasks(state: JobState, leases: Iterable[Lease]) -> Iterator[packing.Item]:
     # One message object serves for all: every field but the last is set anew for each task.
     task = Task(no_progress_ms=int(state.settings.no_progress * 1000))
     wire_unit, wire_lease = task.unit, task.lease
+    read = state.store.read
     for lease in leases:
         unit = lease.unit
         if unit.lease is not lease:
@@ -249,8 +249,8 @@ def _tasks(state: JobState, leases: Iterable[Lease]) -> Iterator[packing.Item]:
         task.position = group.position
         task.validation = group.validation is not None
         task.kept_tokens = unit.kept
-        payload = [] if stage == Stage.RESET else payload_of(state.store, unit)
-        yield task.SerializeToString(), payload
+        refs = [] if stage == Stage.RESET else refs_of(unit)
+        yield task.SerializeToString(), [read(ref) for ref in refs]
 
 
 def _lease(lease: int) -> LeaseId:

@@ -30,8 +30,8 @@ from roll_wire.session_pb2 import FromWorker, ToWorker
 
 from roll_operator.scheduler import batching, core, packing, presence, report, training
 from roll_operator.scheduler.ledger import SqliteLedger
-from roll_operator.scheduler.lifecycle import Group, Unit
-from roll_operator.scheduler.messages import greeting_of, handle, outgoing, payload_of
+from roll_operator.scheduler.lifecycle import Group, Ref, Unit
+from roll_operator.scheduler.messages import greeting_of, handle, outgoing, refs_of
 from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
 
 log = logging.getLogger(__name__)
@@ -288,31 +288,34 @@ def position(state: JobState) -> trainer_pb2.Position:
 
 
 def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable[bytes]:
-    """A rank's share of a batch: serialised ShardChunks of up to 64 samples and about 1 MB."""
+    """A rank's share of a batch: serialised ShardChunks of up to 64 samples and about 1 MB.
+
+    What is sent is settled at once, before the trainer can report the step; only payloads are read later.
+    """
     members: list[Group] = batch.groups or ledger.groups_of(batch)
-    samples: list[tuple[Unit, list[float]]] = []
+    units: list[Unit] = []
+    rewards: list[list[float]] = []
     for group in members:
         kept = group.kept
-        rewards = [u.reward or 0.0 for u in kept]
-        samples += [(unit, rewards) for unit in kept]
-
-    def items() -> Iterable[packing.Item]:
-        # One message object serves for all: every field is set anew, those of a group when it changes.
-        sample = trainer_pb2.ShardSample()
-        wire_unit, of_group = sample.unit, None
-        for place in batching.share([u.tokens for u, _ in samples], rank, world):
-            unit, rewards = samples[place]
-            if of_group is not unit.group:
-                of_group = unit.group
-                wire_unit.group = of_group.id
-                sample.group_size = len(rewards)
-                sample.group_rewards[:] = rewards
-            wire_unit.index = unit.index
-            sample.reward = unit.reward or 0.0
-            sample.position = place
-            yield sample.SerializeToString(), payload_of(ledger.store, unit)
-
-    return packing.shard_chunks(items())
+        units += kept
+        rewards += [[u.reward or 0.0 for u in kept]] * len(kept)
+    # One message object serves for all: every field is set anew, those of a group when it changes.
+    sample = trainer_pb2.ShardSample()
+    wire_unit, of_group = sample.unit, None
+    settled: list[tuple[bytes, list[Ref]]] = []
+    for place in batching.share([u.tokens for u in units], rank, world):
+        unit = units[place]
+        if of_group is not unit.group:
+            of_group = unit.group
+            wire_unit.group = of_group.id
+            sample.group_size = len(rewards[place])
+            sample.group_rewards[:] = rewards[place]
+        wire_unit.index = unit.index
+        sample.reward = unit.reward or 0.0
+        sample.position = place
+        settled.append((sample.SerializeToString(), refs_of(unit)))
+    read = ledger.store.read
+    return packing.shard_chunks((head, [read(ref) for ref in refs]) for head, refs in settled)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):

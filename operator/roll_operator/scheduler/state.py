@@ -218,6 +218,7 @@ class JobState:
     out: Out = field(default_factory=Out)
     scored: list[Unit] = field(default_factory=list)
     failed: list[tuple[Unit, Cause]] = field(default_factory=list)
+    trained: list[Group] = field(default_factory=list)  # nobody asks for them any more
     dirty_groups: dict[int, Group] = field(default_factory=dict)
     dirty_units: dict[tuple[int, int], Unit] = field(default_factory=dict)
     last_progress: float = 0.0
@@ -373,6 +374,9 @@ class JobState:
             writes.meta["filtered_in_step"] = self.filtered_in_step
         self.dirty_groups = {}
         self.dirty_units = {}
+        for group in self.trained:
+            group.dissolve()
+        self.trained = []
         return writes, out
 
 

@@ -172,7 +172,8 @@ def report(state: JobState, term: int, step: int, metrics: str, now: float) -> N
         raise OutOfOrder(f"step {step} was reported after step {state.reported}")
     batch.attempts = 0
     _move_batch(state, batch, BatchState.TRAINED)
-    batch.groups = None
+    state.trained += batch.groups or []
+    batch.groups = None  # whoever asks again gets them from the ledger
     state.reported = step
     state.last_progress = now
     state.writes.steps.append((state.lineage, step, term, metrics, now))

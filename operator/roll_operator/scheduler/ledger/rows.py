@@ -21,13 +21,8 @@ from roll_operator.scheduler.stages import StageGraph
 CHUNK = 500  # ids per query
 
 
-def read_groups(
-    db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int], *, parts: bool = True
-) -> list[Group]:
-    """The groups with these ids, in this order, with all their parts of the current life.
-
-    Without parts, samples are known by their own ends only: enough for `sample_ends`.
-    """
+def read_groups(db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int]) -> list[Group]:
+    """The groups with these ids, in this order, with all their parts of the current life."""
     found: dict[int, Group] = {}
     for first in range(0, len(ids), CHUNK):
         chunk = ids[first : first + CHUNK]
@@ -37,8 +32,6 @@ def read_groups(
             found[group.id] = group
         for row in db.execute(f"SELECT * FROM units WHERE group_id IN ({marks})", chunk):
             _own_story(found.get(row[0]), row)
-        if not parts:
-            continue
         order = "ORDER BY group_id, idx, life, no"
         for row in db.execute(f"SELECT * FROM parts WHERE group_id IN ({marks}) {order}", chunk):
             _add_part(found.get(row[0]), row)
@@ -145,12 +138,24 @@ def sample_ends(groups: Iterable[Group]) -> dict[str, int]:
     """How the samples of ended or batched groups ended, by the names that the counters use."""
     ends: dict[str, int] = {}
     for group in groups:
-        for unit in group.units:
-            if unit.state in SAMPLE_ENDS:
-                name = f"{unit.state.name.lower()}.{unit.cause}"
-            elif group.state in (GroupState.OPEN, GroupState.READY, GroupState.BATCHED):
-                continue
-            else:
-                name = group.state.name.lower() + (f".{group.cause}" if group.cause else "")
-            ends[name] = ends.get(name, 0) + 1
+        own = [(u.state, u.cause) for u in group.units if u.state in SAMPLE_ENDS]
+        count_ends(ends, group.state, group.cause, group.size, own)
     return ends
+
+
+def count_ends(
+    ends: dict[str, int],
+    state: GroupState,
+    cause: str,
+    size: int,
+    own: Iterable[tuple[SampleState, str]],
+) -> None:
+    """Add one group's samples: those with an end of their own, then those that share the group's."""
+    shared = size
+    for end, why in own:
+        name = f"{end.name.lower()}.{why}"
+        ends[name] = ends.get(name, 0) + 1
+        shared -= 1
+    if shared and state not in (GroupState.OPEN, GroupState.READY, GroupState.BATCHED):
+        name = state.name.lower() + (f".{cause}" if cause else "")
+        ends[name] = ends.get(name, 0) + shared

@@ -21,6 +21,7 @@ from roll_operator.scheduler import flow
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, SegmentStore
 from roll_operator.scheduler.lifecycle import (
+    SAMPLE_ENDS,
     BatchState,
     Group,
     GroupState,
@@ -29,7 +30,6 @@ from roll_operator.scheduler.lifecycle import (
 )
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
-from roll_operator.scheduler.stages import StageGraph
 from roll_operator.scheduler.state import (
     COMPLETE,
     Batch,
@@ -115,7 +115,7 @@ class SqliteLedger:
                 if batch:
                     _write(db, statement, batch)
             if writes.fold is not None:
-                dead = _fold(db, self._settings.graph, *writes.fold, self.store.segments())
+                dead = _fold(db, *writes.fold, self.store.segments())
             db.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)",
                 [(key, json.dumps(value)) for key, value in writes.meta.items()],
@@ -283,24 +283,20 @@ def _resume_group(state: JobState, group: Group, now: float) -> None:
             flow.enqueue(state, unit, now)
 
 
-def _fold(
-    db: sqlite3.Connection, graph: StageGraph, lineage: int, step: int, segments: set[int]
-) -> set[int]:
+def _fold(db: sqlite3.Connection, lineage: int, step: int, segments: set[int]) -> set[int]:
     """Replace the rows of pruned groups by their ids, ends and a chained digest."""
     ended = (
         int(GroupState.FILTERED), int(GroupState.FAILED), int(GroupState.CANCELLED),
         int(GroupState.EVALUATED),
     )  # fmt: skip
-    ids = [
-        i
-        for (i,) in db.execute(
-            f"SELECT id FROM groups WHERE (state = {int(GroupState.BATCHED)} AND step <= ?)"
-            f" OR (state IN {ended} AND ended_step <= ?) ORDER BY id",
-            (step, step),
-        )
-    ]
-    groups = rows.read_groups(db, graph, ids, parts=False)
+    groups = db.execute(
+        f"SELECT id, size, seal, state, cause FROM groups WHERE (state = {int(GroupState.BATCHED)}"
+        f" AND step <= ?) OR (state IN {ended} AND ended_step <= ?) ORDER BY id",
+        (step, step),
+    ).fetchall()
+    ids = [group[0] for group in groups]
     these = json.dumps(ids)
+    ends = _ends(db, groups, these)
     removed = {
         table: db.execute(
             f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))", (these,)
@@ -309,8 +305,8 @@ def _fold(
     }
     last = db.execute("SELECT digest FROM folds ORDER BY id DESC LIMIT 1").fetchone()
     row = (
-        lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(g.size for g in groups), removed["parts"],
-        json.dumps(rows.sample_ends(groups)), fold_contents(groups),
+        lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(group[1] for group in groups),
+        removed["parts"], json.dumps(ends), _contents(groups),
     )  # fmt: skip
     db.execute(
         "INSERT INTO folds(lineage, step, groups, samples, parts, ends, contents, digest)"
@@ -321,11 +317,26 @@ def _fold(
     return segments - used
 
 
-def fold_contents(groups: list[Group]) -> bytes:
+def _ends(db: sqlite3.Connection, groups: list[Any], these: str) -> dict[str, int]:
+    own: dict[int, list[tuple[SampleState, str]]] = {}
+    for group, state, cause in db.execute(
+        "SELECT group_id, state, cause FROM units WHERE idx >= 0"
+        " AND group_id IN (SELECT value FROM json_each(?))",
+        (these,),
+    ):
+        if SampleState(state) in SAMPLE_ENDS:
+            own.setdefault(group, []).append((SampleState(state), cause))
+    ends: dict[str, int] = {}
+    for group, size, _, state, cause in groups:
+        rows.count_ends(ends, GroupState(state), cause, size, own.get(group, ()))
+    return ends
+
+
+def _contents(groups: list[Any]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for group in groups:
-        digest.update(struct.pack("<qq", group.id, group.size))
-        digest.update(group.seal)
+    for group, size, seal, _, _ in groups:
+        digest.update(struct.pack("<qq", group, size))
+        digest.update(seal)
     return digest.digest()
 
 
