@@ -14,7 +14,7 @@ COMPILE = $(UV) pip compile -q pyproject.toml --universal --python-version 3.11 
 
 setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bin/roll
 
-demo: setup ## train a tiny model by reinforcement learning on this machine (about 3 minutes)
+demo: setup ## train a tiny model by reinforcement learning on this machine (about a minute, after setup)
 	$(BIN)/roll run examples/arithmetic.yaml
 
 test: setup lint ## lint, types, import rules, all tests
