@@ -137,11 +137,24 @@ def barrier(load: Workload) -> tuple[float, float, float]:
     return generation + train, train, statistics.fmean(tokens)
 
 
+def admitted_tokens(load: Workload, first: int, last: int) -> float:
+    """Of the groups in the order of admission that steps first+1..last would hold if none were late.
+
+    What those steps really trained has the same number of samples: their ratio is the bias in length.
+    """
+    return sum(
+        load.length(group, index, turn)
+        for group in range(first * load.groups + 1, last * load.groups + 1)
+        for index in range(load.size)
+        for turn in range(load.turn_count(group, index))
+    )
+
+
 @dataclass
 class Outcome:
     tokens_per_tick: float
     staleness: float
-    trained_over_generated: float
+    length_ratio: float
     waste: float
     trainer_idle: float
     engine_idle: float
@@ -196,11 +209,11 @@ def simulate(
 
     events: list[tuple[float, int, object]] = []
     order = 0
-    generated, generated_samples, trained_tokens, trained_samples = 0.0, 0, 0.0, 0
+    generated, trained_tokens, window_tokens = 0.0, 0.0, 0.0
     at_work, step, idle_since, idle = False, 0, 0.0, 0.0
     transitions, spent = 0, 0.0
     stale: list[float] = []
-    warm = max(2, load.steps // 5)
+    warm, last = max(2, load.steps // 5), load.steps - 3
     began_at = (0.0, 0.0)
     running, occupied, looked = 0, 0.0, 0.0  # slots at work, their ticks since the warm-up
 
@@ -211,7 +224,7 @@ def simulate(
 
     def turn() -> None:
         """Let the scheduler decide, then start what it handed out."""
-        nonlocal transitions, spent, generated, running, generated_samples
+        nonlocal transitions, spent, generated, running
         while True:
             clock = time.thread_time()
             core.dispatch(state, now)
@@ -228,7 +241,6 @@ def simulate(
                     if lease.stage == Stage.GENERATE:
                         ticks = load.length(group, index, lease.turn)
                         generated += ticks
-                        generated_samples += lease.turn == 0
                         running += 1
                         push(now + ticks, lease)
                     elif lease.stage == Stage.STEP:
@@ -289,7 +301,7 @@ def simulate(
             step += 1
             at_work = False
             trained_tokens += what.tokens
-            trained_samples += what.samples
+            window_tokens += what.tokens if warm < step <= last else 0
             training.report(state, 1, step, "{}", now)
             training.publish(state, 1, Publication(step, 1, "", ()))
             if step % 5 == 0:
@@ -308,7 +320,7 @@ def simulate(
         tokens_per_tick=(trained_tokens - began_at[1]) / span,
         engine_idle=1 - occupied / (span * load.engines * load.slots),
         staleness=statistics.fmean(stale[warm:]),
-        trained_over_generated=(trained_tokens / trained_samples) / (generated / generated_samples),
+        length_ratio=window_tokens / admitted_tokens(load, warm, last),
         waste=1 - trained_tokens / generated,
         trainer_idle=idle / span,
         micros_per_transition=spent / max(1, transitions) * 1e6,
@@ -358,7 +370,7 @@ def main() -> None:
             print(
                 f"{name:<22}{staleness:>3}{ahead:>5}  {row['speedup']:>8.2f}x "
                 f"{row['oracle']:>9.1%} {got.staleness:>6.2f} "
-                f"{got.trained_over_generated:>7.3f} {got.waste:>6.1%} {got.engine_idle:>12.1%} "
+                f"{got.length_ratio:>7.3f} {got.waste:>6.1%} {got.engine_idle:>12.1%} "
                 f"{got.trainer_idle:>12.1%} {got.micros_per_transition:>13.1f}",
                 flush=True,
             )
