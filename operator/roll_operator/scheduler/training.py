@@ -42,6 +42,8 @@ def check_term(state: JobState, term: int) -> None:
 def rewind(state: JobState, term: int, step: int, now: float) -> int:
     """The trainer starts from checkpoint `step`: later steps are batched again. Returns the lineage."""
     check_term(state, term)
+    if state.finished:
+        raise Fenced(f"the job has ended ({state.finished}): nothing is trained again")
     if step < state.folded or step > state.formed:
         _open_lineage(state, step, now)
     else:
