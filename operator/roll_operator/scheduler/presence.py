@@ -220,11 +220,6 @@ def disconnected(state: JobState, worker: Worker, now: float) -> None:
         state.pool(worker.pool).offer(worker)
 
 
-def draining(state: JobState, worker: Worker) -> None:
-    worker.draining = True
-    state.pool(worker.pool).offer(worker)
-
-
 def pods_gone(state: JobState, uids: Iterable[str], now: float) -> None:
     """The operator's word: these pods are gone, and may not come back."""
     for uid in uids:

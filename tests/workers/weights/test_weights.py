@@ -223,7 +223,8 @@ def test_publishing_again_mends_a_corrupt_version(published: Any, tmp_path: Path
     folder, manifest = published
     damage(folder / "l1-v000012" / WEIGHTS)
     publish(folder, (1, 12), model(), term=4)
-    fetch(policy_of(manifest, str(folder)), tmp_path / "cache")
+    fetched, _ = fetch(policy_of(manifest, str(folder)), tmp_path / "cache")
+    assert fetched.digest == manifest.digest
 
 
 def test_an_older_trainer_does_not_replace_the_weights_of_a_newer_one(published: Any) -> None:
