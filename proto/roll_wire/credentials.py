@@ -1,0 +1,47 @@
+"""TLS with a bearer token: how processes of a job prove themselves where they are not on one machine.
+
+Invariant: a token is read from its file for every call and every stream, because the kubelet replaces it
+long before it expires; the certificates that are trusted are read for every connection.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+AUTHORIZATION = "authorization"
+SCHEME = "Bearer "
+
+
+class _Bearer(grpc.AuthMetadataPlugin):
+    """A token that can't be read makes the call UNAVAILABLE: it is tried again."""
+
+    def __init__(self, token: Path) -> None:
+        self._token = token
+
+    def __call__(
+        self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
+    ) -> None:
+        try:
+            token = self._token.read_text().strip()
+        except OSError as error:
+            callback((), error)
+        else:
+            callback(((AUTHORIZATION, SCHEME + token),), None)
+
+
+def client(roots: bytes, token: Path | None = None) -> grpc.ChannelCredentials:
+    """Trusts the certificates in `roots` only, and shows the token when there is one."""
+    trusting = grpc.ssl_channel_credentials(root_certificates=roots)
+    if token is None:
+        return trusting
+    return grpc.composite_channel_credentials(
+        trusting, grpc.metadata_call_credentials(_Bearer(token), name="token")
+    )
+
+
+def server(folder: Path) -> grpc.ServerCredentials:
+    """Of a folder with `tls.crt` and `tls.key`, as a Secret of type kubernetes.io/tls is mounted."""
+    key, certificate = (folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes()
+    return grpc.ssl_server_credentials([(key, certificate)])
