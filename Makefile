@@ -7,7 +7,11 @@ BIN := .venv/bin
 LOCK ?= dev
 STAMP := .venv/.setup-$(LOCK)
 COMPILE = $(UV) pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
-  --no-header --no-annotate --extra operator --extra worker --group dev
+  --no-header --no-annotate
+# What torch's CUDA build can do without where there is no GPU: Dockerfile.worker tells how.
+GPU_ONLY := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-nvrtc \
+  nvidia-cudnn-cu13 nvidia-cufft nvidia-curand nvidia-cusolver nvidia-cusparse \
+  nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvtx
 
 .PHONY: setup demo test lint generate lock clean help
 .DEFAULT_GOAL := help
@@ -31,8 +35,13 @@ generate: setup ## write again what is generated: the CRD and the wire stubs
 	$(BIN)/python -m roll_wire.generate
 
 lock: | $(UV) ## resolve the dependencies of pyproject.toml and pin them, with checksums
-	$(COMPILE) -o requirements/dev.lock
-	$(COMPILE) --extra smollm2 -o requirements/smollm2.lock
+	$(COMPILE) --extra operator --extra worker --group dev -o requirements/dev.lock
+	$(COMPILE) --extra operator --extra worker --group dev --extra smollm2 -o requirements/smollm2.lock
+	@# Images hold the versions that were tested: uv keeps what it finds in the file that it is to write.
+	for image in operator worker worker-cpu; do cp requirements/dev.lock requirements/$$image.lock; done
+	$(COMPILE) --extra operator -o requirements/operator.lock
+	$(COMPILE) --extra worker -o requirements/worker.lock
+	$(COMPILE) --extra worker $(GPU_ONLY:%=--no-emit-package %) -o requirements/worker-cpu.lock
 
 clean: ## remove the environment, runs and caches
 	rm -rf .venv runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
