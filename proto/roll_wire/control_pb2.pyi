@@ -8,14 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Pods(_message.Message):
-    __slots__ = ("job_uid", "current", "gone")
+    __slots__ = ("job_uid", "current", "gone", "authoritative", "leader")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITATIVE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     current: _containers.RepeatedCompositeFieldContainer[Pod]
     gone: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job_uid: _Optional[str] = ..., current: _Optional[_Iterable[_Union[Pod, _Mapping[str, object]]]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
+    authoritative: bool
+    leader: int
+    def __init__(self, job_uid: _Optional[str] = ..., current: _Optional[_Iterable[_Union[Pod, _Mapping[str, object]]]] = ..., gone: _Optional[_Iterable[str]] = ..., authoritative: _Optional[bool] = ..., leader: _Optional[int] = ...) -> None: ...
 
 class Pod(_message.Message):
     __slots__ = ("name", "uid", "role", "attempt")

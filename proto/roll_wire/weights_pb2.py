@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from roll_wire import session_pb2 as roll_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15roll/v1/weights.proto\x12\x07roll.v1\x1a\x15roll/v1/session.proto\":\n\x0fManifestRequest\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\"\xa5\x02\n\x08Manifest\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.roll.v1.Manifest.Kind\x12$\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12$\n\x07tensors\x18\x04 \x03(\x0b\x32\x13.roll.v1.TensorInfo\x12 \n\x05\x66iles\x18\x05 \x03(\x0b\x32\x11.roll.v1.FileInfo\x12\x0c\n\x04term\x18\x06 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\">\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ULL\x10\x01\x12\x0b\n\x07\x41\x44\x41PTER\x10\x02\x12\t\n\x05\x44\x45LTA\x10\x03\"J\n\nTensorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\"6\n\x08\x46ileInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"U\n\x0c\x46\x65tchRequest\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32w\n\x07Weights\x12:\n\x0bGetManifest\x12\x18.roll.v1.ManifestRequest\x1a\x11.roll.v1.Manifest\x12\x30\n\x05\x46\x65tch\x12\x15.roll.v1.FetchRequest\x1a\x0e.roll.v1.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15roll/v1/weights.proto\x12\x07roll.v1\x1a\x15roll/v1/session.proto\"J\n\x0fManifestRequest\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\xa5\x02\n\x08Manifest\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.roll.v1.Manifest.Kind\x12$\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12$\n\x07tensors\x18\x04 \x03(\x0b\x32\x13.roll.v1.TensorInfo\x12 \n\x05\x66iles\x18\x05 \x03(\x0b\x32\x11.roll.v1.FileInfo\x12\x0c\n\x04term\x18\x06 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\">\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ULL\x10\x01\x12\x0b\n\x07\x41\x44\x41PTER\x10\x02\x12\t\n\x05\x44\x45LTA\x10\x03\"J\n\nTensorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\"6\n\x08\x46ileInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"e\n\x0c\x46\x65tchRequest\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32w\n\x07Weights\x12:\n\x0bGetManifest\x12\x18.roll.v1.ManifestRequest\x1a\x11.roll.v1.Manifest\x12\x30\n\x05\x46\x65tch\x12\x15.roll.v1.FetchRequest\x1a\x0e.roll.v1.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'roll.v1.weights_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFESTREQUEST']._serialized_start=57
-  _globals['_MANIFESTREQUEST']._serialized_end=115
-  _globals['_MANIFEST']._serialized_start=118
-  _globals['_MANIFEST']._serialized_end=411
-  _globals['_MANIFEST_KIND']._serialized_start=349
-  _globals['_MANIFEST_KIND']._serialized_end=411
-  _globals['_TENSORINFO']._serialized_start=413
-  _globals['_TENSORINFO']._serialized_end=487
-  _globals['_FILEINFO']._serialized_start=489
-  _globals['_FILEINFO']._serialized_end=543
-  _globals['_FETCHREQUEST']._serialized_start=545
-  _globals['_FETCHREQUEST']._serialized_end=630
-  _globals['_CHUNK']._serialized_start=632
-  _globals['_CHUNK']._serialized_end=653
-  _globals['_WEIGHTS']._serialized_start=655
-  _globals['_WEIGHTS']._serialized_end=774
+  _globals['_MANIFESTREQUEST']._serialized_end=131
+  _globals['_MANIFEST']._serialized_start=134
+  _globals['_MANIFEST']._serialized_end=427
+  _globals['_MANIFEST_KIND']._serialized_start=365
+  _globals['_MANIFEST_KIND']._serialized_end=427
+  _globals['_TENSORINFO']._serialized_start=429
+  _globals['_TENSORINFO']._serialized_end=503
+  _globals['_FILEINFO']._serialized_start=505
+  _globals['_FILEINFO']._serialized_end=559
+  _globals['_FETCHREQUEST']._serialized_start=561
+  _globals['_FETCHREQUEST']._serialized_end=662
+  _globals['_CHUNK']._serialized_start=664
+  _globals['_CHUNK']._serialized_end=685
+  _globals['_WEIGHTS']._serialized_start=687
+  _globals['_WEIGHTS']._serialized_end=806
 # @@protoc_insertion_point(module_scope)

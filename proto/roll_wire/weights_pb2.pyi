@@ -9,10 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ManifestRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     version: _session_pb2.PolicyVersion
-    def __init__(self, version: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ...) -> None: ...
+    digest: str
+    def __init__(self, version: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("version", "kind", "base", "tensors", "files", "term", "digest")
@@ -65,14 +67,16 @@ class FileInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("version", "file", "offset")
+    __slots__ = ("version", "file", "offset", "digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     version: _session_pb2.PolicyVersion
     file: str
     offset: int
-    def __init__(self, version: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    digest: str
+    def __init__(self, version: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("data",)
