@@ -1,0 +1,84 @@
+"""`python -m roll_cluster up|down|status|images|build`: see ../README.md."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from roll_cluster import binaries
+from roll_cluster.cluster import Cluster
+from roll_cluster.settings import ClusterError, State, binaries_folder
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    cluster = Cluster(State.from_environment(), say)
+    try:
+        COMMANDS[options.command](cluster, options)
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def up(cluster: Cluster, options: argparse.Namespace) -> None:
+    given = os.environ.get("KUBECONFIG")
+    if given and Path(given).absolute() != cluster.state.kubeconfig:
+        say(f"the cluster of KUBECONFIG={given} is used; none is started here")
+        return
+    cluster.up()
+    say(f"export KUBECONFIG={cluster.state.kubeconfig} PATH={binaries_folder()}:$PATH")
+
+
+def down(cluster: Cluster, options: argparse.Namespace) -> None:
+    cluster.down(purge=options.purge)
+    say("the cluster is down")
+
+
+def status(cluster: Cluster, options: argparse.Namespace) -> None:
+    for process in reversed(cluster.processes):
+        state = f"process {process.pid}" if process.pid else "not running"
+        print(f"{process.name:24} {state:16} {process.log}")
+
+
+def images(cluster: Cluster, options: argparse.Namespace) -> None:
+    if cluster.containers.process.pid is None:
+        raise ClusterError("the cluster is not up: `make cluster` starts it")
+    for archive in options.archives:
+        say(cluster.containers.import_archive(archive))
+    if not options.archives:
+        print("\n".join(cluster.containers.images()))
+
+
+def build(cluster: Cluster, options: argparse.Namespace) -> None:
+    binaries.build(options.programs, say)
+    print(binaries_folder())
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+COMMANDS = {"up": up, "down": down, "status": status, "images": images, "build": build}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m roll_cluster", description="A real Kubernetes on this machine."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("up", help="start it, or what is missing of it")
+    ending = commands.add_parser("down", help="stop it and clean up")
+    ending.add_argument("--purge", action="store_true", help="remove image store and logs as well")
+    commands.add_parser("status", help="its processes")
+    importing = commands.add_parser("images", help="import image archives, or list the images")
+    importing.add_argument("archives", nargs="*", type=Path)
+    building = commands.add_parser("build", help="build the programs that are missing")
+    building.add_argument("programs", nargs="*")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
