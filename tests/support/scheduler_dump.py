@@ -41,7 +41,7 @@ def dump(state: JobState) -> dict[str, Any]:
         ),
         "data": state.data,
         "pre_policy": state.pre_policy,
-        "fenced_pods": sorted(state.fenced_pods),
+        "fenced_pods": sorted(state.roster.gone),
     }
 
 

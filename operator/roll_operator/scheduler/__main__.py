@@ -27,7 +27,9 @@ from roll_api import RLJob
 from roll_wire import control_pb2_grpc, session_pb2_grpc, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 
+from roll_operator.scheduler.guard import Guard
 from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
+from roll_operator.scheduler.place import BadPlace, Place
 from roll_operator.scheduler.refusals import Refusals
 from roll_operator.scheduler.replay import ReplayHub
 from roll_operator.scheduler.service import ControlService, Hub, SessionService, TrainerService
@@ -37,36 +39,37 @@ from roll_operator.scheduler.streams import Streams
 log = logging.getLogger("roll_operator.scheduler")
 
 
-async def serve(job: RLJob, job_uid: str, ledger: Path, listen: str) -> None:
+async def serve(job: RLJob, ledger: Path, place: Place) -> None:
     hub = Hub(SqliteLedger(ledger, Settings.from_job(job)))
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals(), Streams()])
-    session_pb2_grpc.add_SessionServicer_to_server(SessionService(hub, job_uid), server)
+    guard = Guard(hub.state.roster, place.verifier())
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard, Refusals(), Streams()])
+    session = SessionService(hub, place.job_uid, guard)
+    session_pb2_grpc.add_SessionServicer_to_server(session, server)
     trainer_pb2_grpc.add_TrainerServicer_to_server(TrainerService(hub), server)
-    control_pb2_grpc.add_ControlServicer_to_server(ControlService(hub), server)
+    control = ControlService(hub, place.job_uid)
+    control_pb2_grpc.add_ControlServicer_to_server(control, server)
     alive = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(alive, server)
     await alive.set("", health_pb2.HealthCheckResponse.SERVING)
-    await _run(server, listen, hub)
+    await _run(server, place, hub, local=control)
 
 
-async def serve_replay(job: RLJob, ledger: Path, listen: str) -> None:
+async def serve_replay(job: RLJob, ledger: Path, place: Place) -> None:
     hub = ReplayHub(ledger, Settings.from_job(job))
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Refusals(), Streams()])
     session_pb2_grpc.add_SessionServicer_to_server(hub.session, server)
     trainer_pb2_grpc.add_TrainerServicer_to_server(hub, server)
-    await _run(server, listen, None)
+    await _run(server, place, None)
 
 
-async def _run(server: grpc.aio.Server, listen: str, hub: Hub | None) -> None:
+async def _run(
+    server: grpc.aio.Server, place: Place, hub: Hub | None, local: ControlService | None = None
+) -> None:
     """Serve until SIGTERM, or until the ledger can't be written."""
-    try:
-        server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise LedgerError(
-            f"the scheduler cannot listen on {listen}: is the port in use?"
-        ) from error
+    place.open_port(server)
     await server.start()
-    log.info("listening on %s", listen)
+    beside = await place.serve_socket(local) if local else None
+    log.info("listening on %s%s", place.listen, " with TLS" if place.tls else "")
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -75,6 +78,8 @@ async def _run(server: grpc.aio.Server, listen: str, hub: Hub | None) -> None:
         waiting.append(asyncio.create_task(hub.run(), name="pump"))
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await server.stop(grace=0.2)
+    if beside is not None:
+        await beside.stop(grace=None)
     for task in waiting:
         task.cancel()
     for task in done:
@@ -113,10 +118,14 @@ def main() -> int:
     ledger = Path(env["ROLL_STORAGE"]) / "ledger"
     try:
         job = RLJob.from_json(Path(env["ROLL_SPEC"]).read_text())
+        place = Place.from_env(env)
         if "--replay" in sys.argv[1:]:
-            uvloop.run(serve_replay(job, ledger, env["ROLL_LISTEN"]))
+            uvloop.run(serve_replay(job, ledger, place))
         else:
-            uvloop.run(serve(job, env.get("ROLL_JOB_UID", ""), ledger, env["ROLL_LISTEN"]))
+            uvloop.run(serve(job, ledger, place))
+    except BadPlace as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (LedgerError, OSError, sqlite3.Error) as error:
         if not _for_the_user(error):
             raise

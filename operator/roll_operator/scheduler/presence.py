@@ -6,12 +6,13 @@ revoked first, and a pod that the operator declared gone never says Hello again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from roll_operator.scheduler import flow
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import Cause, SampleState, Stage, Unit
+from roll_operator.scheduler.roster import Standing
 from roll_operator.scheduler.state import JobState
 
 
@@ -85,7 +86,7 @@ def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
 
 
 def _reason_to_refuse(state: JobState, greeting: Greeting) -> tuple[str, str] | None:
-    if greeting.pod_uid in state.fenced_pods:
+    if state.roster.standing(greeting.pod_uid) is Standing.GONE:
         return "fenced", f"pod {greeting.pod} was declared gone"
     if state.finished:
         return "job-ended", state.finished
@@ -222,13 +223,26 @@ def disconnected(state: JobState, worker: Worker, now: float) -> None:
 
 def pods_gone(state: JobState, uids: Iterable[str], now: float) -> None:
     """The operator's word: these pods are gone, and may not come back."""
-    for uid in uids:
-        if uid in state.fenced_pods:
-            continue
-        state.fenced_pods.add(uid)
-        state.writes.meta["fenced_pods"] = sorted(state.fenced_pods)
-        for worker in [w for w in state.workers.values() if w.pod_uid == uid]:
-            lost(state, worker, now)
+    new = state.roster.dismiss(uids)
+    if not new:
+        return
+    state.writes.meta |= state.roster.record()
+    for worker in [w for w in state.workers.values() if w.pod_uid in new]:
+        lost(state, worker, now)
+
+
+def pods_are(state: JobState, current: Mapping[str, str], leader: int, now: float) -> None:
+    """The operator's whole truth, uid -> role: whoever is not in it is gone. Outdated."""
+    first = not state.roster.heard
+    before = state.roster.record()
+    left = state.roster.replace(current, leader)
+    if first and state.resume_at:
+        # Until now nobody could come back to say what it holds.
+        state.resume_at = now + state.settings.reconnect_grace
+    strangers = [w.pod_uid for w in state.workers.values() if w.pod_uid not in current]
+    pods_gone(state, [*left, *strangers], now)
+    if state.roster.record() != before:
+        state.writes.meta |= state.roster.record()
 
 
 def lost(state: JobState, worker: Worker, now: float) -> None:

@@ -29,9 +29,11 @@ from roll_wire import (
 from roll_wire.session_pb2 import FromWorker, ToWorker
 
 from roll_operator.scheduler import batching, core, packing, presence, report, training
+from roll_operator.scheduler.guard import Guard
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.lifecycle import Group, Ref, Unit
 from roll_operator.scheduler.messages import greeting_of, handle, outgoing, refs_of
+from roll_operator.scheduler.roster import Outdated
 from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
 
 log = logging.getLogger(__name__)
@@ -133,9 +135,10 @@ class Hub:
 class SessionService(session_pb2_grpc.SessionServicer):
     """One stream per worker process."""
 
-    def __init__(self, hub: Hub, job_uid: str) -> None:
+    def __init__(self, hub: Hub, job_uid: str, guard: Guard) -> None:
         self._hub = hub
         self._job_uid = job_uid
+        self._guard = guard
 
     async def Open(self, requests: AsyncIterator[FromWorker], context: SessionContext) -> None:
         first = await context.read()
@@ -148,6 +151,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             )
             await context.write(ToWorker(refused=refused).SerializeToString())
             return
+        await self._guard.enter(hello, context)
         state, greeting = self._hub.state, greeting_of(hello)
         queue = self._hub.attach(greeting.worker)
         presence.hello(state, greeting, time.time())
@@ -321,11 +325,22 @@ def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable
 class ControlService(control_pb2_grpc.ControlServicer):
     """The operator's side."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, job_uid: str) -> None:
         self._hub = hub
+        self._job_uid = job_uid
 
-    async def SyncPods(self, request: control_pb2.Pods, context: object) -> control_pb2.PodsReply:
-        presence.pods_gone(self._hub.state, request.gone, time.time())
+    async def SyncPods(self, request: control_pb2.Pods, context: Any) -> control_pb2.PodsReply:
+        state, now = self._hub.state, time.time()
+        if request.authoritative:
+            current = {pod.uid: pod.role for pod in request.current}
+            try:
+                if request.job_uid != self._job_uid:
+                    raise Outdated(f"this is the scheduler of job {self._job_uid}")
+                presence.pods_are(state, current, request.leader, now)
+            except Outdated as error:
+                log.warning("refused the list of pods: %s", error)
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        presence.pods_gone(state, request.gone, now)
         await self._hub.durable()
         return control_pb2.PodsReply()
 

@@ -24,6 +24,7 @@ from roll_operator.scheduler.lifecycle import (
     Ref,
     Unit,
 )
+from roll_operator.scheduler.roster import Roster
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 
@@ -202,7 +203,7 @@ class JobState:
     leases: dict[int, Lease] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
-    fenced_pods: set[str] = field(default_factory=set)
+    roster: Roster = field(default_factory=Roster)
     slots: Slots = field(default_factory=lambda: Slots(1))
     batches: dict[int, Batch] = field(default_factory=dict)
     versions: dict[int, Publication] = field(default_factory=dict)

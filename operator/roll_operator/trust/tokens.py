@@ -9,34 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jwt
 
 from roll_operator.trust.credentials import OPERATOR_AUDIENCE, audience
+from roll_operator.trust.identity import BadToken, NoKeys, PodIdentity
 
 log = logging.getLogger(__name__)
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
 LEEWAY_SECONDS = 10.0  # clocks of nodes and of the API server differ
-
-
-class BadToken(Exception):
-    """Why a token does not count, in one line."""
-
-
-class NoKeys(Exception):
-    """The cluster's keys can't be read at the moment: nobody's token can be judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodIdentity:
-    """The pod that a token was made for, in the cluster's words."""
-
-    uid: str
-    name: str
 
 
 class Keys:

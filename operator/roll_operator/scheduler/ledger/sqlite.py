@@ -28,6 +28,7 @@ from roll_operator.scheduler.lifecycle import (
     SampleState,
     Stage,
 )
+from roll_operator.scheduler.roster import Roster
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 from roll_operator.scheduler.state import (
@@ -231,7 +232,7 @@ def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now:
     if state.finished == COMPLETE and state.reported < state.settings.steps:
         state.finished = ""  # the job was given more steps
     state.counters = Counter(meta.get("counters", {}))
-    state.fenced_pods = set(meta.get("fenced_pods", ()))
+    state.roster = Roster.restored(meta)
     for split in ("train", "validation"):
         if f"data.{split}" in meta:
             size, digest = meta[f"data.{split}"]

@@ -1,0 +1,21 @@
+"""What a token proves, or why it proves nothing. Plain data: nothing of cryptography is imported for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class BadToken(Exception):
+    """Why a token does not count, in one line."""
+
+
+class NoKeys(Exception):
+    """The cluster's keys can't be read at the moment: nobody's token can be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """The pod that a token was made for, in the cluster's words."""
+
+    uid: str
+    name: str
