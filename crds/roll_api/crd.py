@@ -6,6 +6,7 @@ Only the first sentence of a description goes along, because the object has to s
 """
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ _KEPT = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "required",
 )  # fmt: skip
 
+ONE_LINE = 600
+"""Characters of an object that is written on one line: a third of the text would be indentation."""
+
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Phase", "string", ".status.phase", 0),
     ("Step", "integer", ".status.step", 0),
@@ -41,6 +45,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Checkpoint", "integer", ".status.checkpoint", 1),
     ("Reward", "number", ".status.reward", 1),
     ("Reason", "string", ".status.reason", 1),
+    ("Pending", "string", ".status.pendingReason", 1),
 )
 
 
@@ -199,7 +204,7 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def rendered() -> str:
-    """The file's text: one line per field."""
+    """The file's text: one line per field, and small objects on one line."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.width = 10_000
@@ -212,7 +217,9 @@ def rendered() -> str:
 def _laid_out(value: Any) -> Any:
     if isinstance(value, dict):
         mapping = CommentedMap({key: _laid_out(item) for key, item in value.items()})
-        if not any(isinstance(item, dict) and item for item in value.values()):
+        if len(json.dumps(value)) < ONE_LINE or not any(
+            isinstance(item, dict) and item for item in value.values()
+        ):
             mapping.fa.set_flow_style()
         return mapping
     if isinstance(value, list):

@@ -94,10 +94,15 @@ def _remove(data: Any, loc: tuple[int | str, ...]) -> None:
     data.pop(loc[-1], None)
 
 
+OF_THE_OPERATOR = ("suspend", "failurePolicy", "runPolicy", "restart", "managedBy")
+"""Keys of the spec that no process reads."""
+
+
 def spec_hash(job: RLJob) -> str:
-    """Names what the pods of a job are made from; scaling and suspending do not change it."""
+    """Names what the pods of a job are made from; scaling, suspending and budgets do not change it."""
     spec = job.spec.model_dump(mode="json", exclude_none=True)
-    del spec["suspend"]
+    for key in OF_THE_OPERATOR:
+        spec.pop(key, None)
     for role in ("inference", "reward", "environment"):
         del spec["roles"][role]["replicas"]
     canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))

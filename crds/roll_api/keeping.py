@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from roll_api.base import Model
+from roll_api.policy import FailureRule
 
 Quantity = Annotated[
     str, Field(max_length=32, pattern=r"^[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
@@ -24,6 +25,15 @@ class Storage(Model):
         None
     )
     """Object store, e.g. s3://bucket/prefix."""
+
+    storage_class: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """StorageClass of the job's own volumes. Without it: the cluster's default."""
+
+    ledger: Literal["Claim", "EmptyDir"] = "Claim"
+    """Where the record of all samples lies. `EmptyDir`: it is lost with its pod, and the job returns to a checkpoint."""
+
+    ledger_size: Quantity = "10Gi"
+    """Size of the ledger's volume."""
 
 
 class Weights(Model):
@@ -49,7 +59,7 @@ class Checkpoint(Model):
 class FailurePolicy(Model):
     """How often what died is started again."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=100_000)] = 10
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 10
     """Restarts of one role within the window before the job fails."""
 
     window_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 3600.0
@@ -60,3 +70,6 @@ class FailurePolicy(Model):
 
     backoff_max_seconds: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     """Longest wait before a restart, in seconds."""
+
+    rules: Annotated[list[FailureRule], Field(max_length=32)] = []
+    """What certain failures mean; the first rule that fits decides, before the built-in ones."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from roll_api.base import FreeForm, Model
+from roll_api.pods import Placement, Resources
 
 RoleName = Literal["trainer", "inference", "reward", "environment"]
 ROLE_NAMES: tuple[RoleName, ...] = ("trainer", "inference", "reward", "environment")
@@ -40,6 +41,12 @@ class Role(Model):
 
     gpu: Gpu | None = None
     """GPUs per replica. Without it: none."""
+
+    resources: Resources = Resources()
+    """CPU and memory per replica."""
+
+    placement: Placement = Placement()
+    """On which nodes the replicas may stand together."""
 
     env: Annotated[dict[str, Annotated[str, Field(max_length=32_768)]], Field(max_length=128)] = {}
     """Environment variables."""
@@ -108,6 +115,16 @@ class EnvironmentRole(Role):
 
     concurrency: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Samples that one replica holds at the same time."""
+
+
+class SchedulerPod(Model):
+    """The pod that follows every sample."""
+
+    resources: Resources = Resources()
+    """CPU and memory."""
+
+    template: FreeForm = {}
+    """Pod template that the generated one is merged with."""
 
 
 class Roles(Model):

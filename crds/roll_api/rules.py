@@ -40,6 +40,8 @@ class Transition:
     cel: str
     unless_suspended: bool
     """Whether a suspended job may change it."""
+    concerns: Callable[[JobSpec], bool] = lambda _: True
+    """Whether the rule is about this (old) spec at all."""
 
 
 _GENERATES = ("RLVR", "Agentic", "Distill")
@@ -217,22 +219,32 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-_MAY_BE_ABSENT = ("data", "environment")
+_MAY_BE_ABSENT = (
+    "data",
+    "environment",
+    "environment.kind",
+    "environment.python",
+    "image",
+    "managedBy",
+    "model.reference",
+    "scheduling.queue",
+    *(f"roles.{role}.gpu" for role in ("trainer", "inference", "reward", "environment")),
+)
+"""Keys without a default. All others are there in the old and the new object, whoever wrote them."""
 
 
 def _unchanged(path: str) -> str:
-    """CEL for "this key is as it was"; the key, and a parent without a default, may be absent."""
-    both = f"has(self.{path}) == has(oldSelf.{path})"
-    same = f"{both} && (!has(self.{path}) || self.{path} == oldSelf.{path})"
-    parent = path.split(".")[0]
-    if parent != path and parent in _MAY_BE_ABSENT:
-        both = f"has(self.{parent}) == has(oldSelf.{parent})"
-        return f"{both} && (!has(self.{parent}) || {same})"
+    """CEL for "this key is as it was", whether or not it is there."""
+    same = f"self.{path} == oldSelf.{path}"
+    parts = path.split(".")
+    for key in (".".join(parts[:depth]) for depth in range(len(parts), 0, -1)):
+        if key in _MAY_BE_ABSENT:
+            same = f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || {same})"
     return same
 
 
 def _all_unchanged(paths: tuple[str, ...]) -> str:
-    return " && ".join(f"({_unchanged(path)})" for path in paths)
+    return " && ".join(map(_unchanged, paths))
 
 
 def _fixed(shown_at: str, why: str, *paths: str) -> Transition:
@@ -248,6 +260,25 @@ def _suspend_first(shown_at: str, *paths: str) -> Transition:
     return Transition(shown_at, message, reads, cel, unless_suspended=True)
 
 
+def _queued(shown_at: str, message: str, *reads: str) -> Transition:
+    """What a job in a queue may change only while suspended."""
+    cel = f"oldSelf.suspend || !has(oldSelf.scheduling.queue) || {_all_unchanged(reads)}"
+    return Transition(
+        shown_at,
+        message,
+        reads,
+        cel,
+        unless_suspended=True,
+        concerns=lambda spec: spec.scheduling.queue is not None,
+    )
+
+
+def _pod_keys(role: str) -> tuple[str, ...]:
+    """What decides where a pod stands: a running one cannot be moved."""
+    return (f"{role}.gpu", f"{role}.resources", f"{role}.placement")
+
+
+_ELASTIC = ("inference", "reward", "environment")
 _NEW_JOB = "what was learnt and recorded belongs to it; make a new job"
 
 TRANSITIONS: tuple[Transition, ...] = (
@@ -257,6 +288,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     _fixed("data.train.path", _NEW_JOB),
     _fixed("environment", _NEW_JOB, "environment.kind", "environment.python"),
     _fixed("storage", "checkpoints lie there"),
+    _fixed("managedBy", "two controllers would act on the same pods"),
     _suspend_first("model", "model.reference", "model.dtype"),
     _suspend_first("algorithm"),
     _suspend_first("rollout"),
@@ -264,11 +296,20 @@ TRANSITIONS: tuple[Transition, ...] = (
         "roles.trainer",
         "roles.trainer.replicas",
         "roles.trainer.threads",
-        "roles.trainer.gpu",
+        *_pod_keys("roles.trainer"),
         "roles.trainer.strategy.kind",
         "roles.trainer.strategy.microBatchTokens",
     ),
     _suspend_first("roles.inference.engine", "roles.inference.engine.kind"),
+    *(_suspend_first(f"roles.{role}", *_pod_keys(f"roles.{role}")) for role in _ELASTIC),
+    _suspend_first("scheduler.resources"),
+    _suspend_first("scheduling"),
+    _suspend_first("image"),
+    _queued(
+        "roles",
+        "Kueue admitted a group of this size: set suspend: true before changing replicas",
+        *(f"roles.{role}.replicas" for role in _ELASTIC),
+    ),
 )
 
 
@@ -285,6 +326,7 @@ def refused_changes(old: JobSpec, new: JobSpec) -> list[Transition]:
     return [
         transition
         for transition in TRANSITIONS
-        if not (transition.unless_suspended and old.suspend)
+        if transition.concerns(old)
+        and not (transition.unless_suspended and old.suspend)
         and any(read(before, path) != read(after, path) for path in transition.reads)
     ]

@@ -9,8 +9,10 @@ from roll_api.algorithm import Algorithm
 from roll_api.base import Model
 from roll_api.data import Data, EnvironmentSource, ModelSource
 from roll_api.keeping import Checkpoint, FailurePolicy, Storage, Weights
+from roll_api.pods import Scheduling
+from roll_api.policy import Restart, RunPolicy
 from roll_api.rewards import Reward
-from roll_api.roles import Roles
+from roll_api.roles import Roles, SchedulerPod
 from roll_api.rollout import Rollout
 from roll_api.rules import RULES, Rule, read
 
@@ -53,6 +55,15 @@ class JobSpec(Model):
     roles: Roles = Roles()
     """The processes of the job."""
 
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Container image of the workers. Without it: the one that the operator was installed with."""
+
+    scheduler: SchedulerPod = SchedulerPod()
+    """The pod that follows every sample. Has no effect on one machine."""
+
+    scheduling: Scheduling = Scheduling()
+    """When and before whom the pods of the job get their nodes. Has no effect on one machine."""
+
     storage: Storage = Storage(size="10Gi")
     """Where checkpoints and weights lie on a cluster."""
 
@@ -64,6 +75,15 @@ class JobSpec(Model):
 
     failure_policy: FailurePolicy = FailurePolicy()
     """How often what died is started again."""
+
+    run_policy: RunPolicy = RunPolicy()
+    """Deadlines, and what is left behind at the end."""
+
+    restart: Restart = Restart()
+    """A wish to begin again."""
+
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Controller of the job. Any other value than `roll.dev/operator` makes this operator leave the job alone."""
 
     @model_validator(mode="after")
     def _rules_hold(self, info: ValidationInfo) -> "JobSpec":

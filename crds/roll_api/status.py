@@ -1,6 +1,6 @@
 """What the operator reports about a job."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -34,19 +34,21 @@ class Condition(Reported):
     """Generation of the spec that was judged."""
 
 
-class Failure(Reported):
+class LastFailure(Reported):
     """The end of one process, counted once by its UID."""
 
     uid: Annotated[str, Field(max_length=64)]
     """Pod UID, or process incarnation on one machine."""
-    name: Annotated[str, Field(max_length=63)] = ""
+    pod: Annotated[str, Field(max_length=63)] = ""
     """Pod name."""
+    exit_code: int | None = None
+    """Exit code, 128 + n for signal n."""
     reason: Text = ""
     """Cause in one word."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """Cause in a sentence."""
+    """Last lines of its log."""
     time: Time | None = None
-    """When it was noticed."""
+    """When it ended."""
 
 
 class RoleStatus(Reported):
@@ -60,8 +62,8 @@ class RoleStatus(Reported):
     """Restarts since the job began."""
     attempt: int = 0
     """Attempt of the role as a whole, for roles that restart as a whole."""
-    failures: Annotated[list[Failure], Field(max_length=64)] = []
-    """Newest counted failures, oldest first."""
+    last_failure: LastFailure | None = None
+    """Newest failure."""
 
 
 class RolesStatus(Reported):
@@ -101,6 +103,21 @@ class Staleness(Reported):
     """Mean over the tokens of the last batch."""
 
 
+class JobProgress(Reported):
+    """How far the job is."""
+
+    step: int = 0
+    """Last step trained."""
+    steps: int = 0
+    """Steps after which the job has succeeded."""
+    percent: int = 0
+    """Share of the steps that are trained."""
+    eta_seconds: int | None = None
+    """Seconds until the end at the present rate."""
+    metrics: Annotated[dict[str, float], Field(max_length=64)] = {}
+    """Figures of the last step, as the trainer names them."""
+
+
 class JobStatus(Reported):
     """Where the job stands."""
 
@@ -116,8 +133,12 @@ class JobStatus(Reported):
     """Hash of the spec that runs."""
     step: int = 0
     """Last step trained."""
-    ready: Annotated[str, Field(max_length=16)] = "0/0"
-    """Processes that serve, of those wanted."""
+    ready: Annotated[str, Field(max_length=128)] = ""
+    """Processes that serve, of those wanted, by role."""
+    pending_reason: Annotated[str, Field(max_length=2048)] = ""
+    """Worst obstacle of pods that do not start, in the cluster's words."""
+    progress: JobProgress = JobProgress()
+    """How far the job is."""
     samples: SampleCounts = SampleCounts()
     """Where the samples are."""
     staleness: Staleness = Staleness()
@@ -142,3 +163,5 @@ class JobStatus(Reported):
     """When the job ended."""
     conditions: Annotated[list[Condition], Field(max_length=32)] = []
     """Aspects of the state, one per type."""
+    record: dict[str, Any] | None = None
+    """What the operator has to remember; nobody else writes it."""

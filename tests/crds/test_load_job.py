@@ -220,7 +220,7 @@ def test_a_job_survives_the_way_to_a_worker(tmp_path: Path) -> None:
     assert RLJob.from_json(job.to_json()) == job
 
 
-def test_scaling_and_suspending_keep_the_spec_hash(tmp_path: Path) -> None:
+def test_scaling_suspending_and_budgets_keep_the_spec_hash(tmp_path: Path) -> None:
     def hashed(old: str, new: str) -> str:
         return spec_hash(load_job(written(tmp_path, GOOD.replace(old, new))))
 
@@ -229,6 +229,9 @@ def test_scaling_and_suspending_keep_the_spec_hash(tmp_path: Path) -> None:
     assert hashed("replicas: 2", "replicas: 3") == same
     assert hashed("steps: 120", "steps: 120\n  suspend: true") == same
     assert hashed("name: arithmetic", "name: other") == same
+    assert hashed("steps: 120", "steps: 120\n  failurePolicy: {maxRestarts: 3}") == same
+    assert hashed("steps: 120", "steps: 120\n  runPolicy: {activeDeadlineSeconds: 3}") == same
+    assert hashed("steps: 120", "steps: 120\n  restart: {id: again}") == same
     assert hashed("steps: 120", "steps: 121") != same
     assert hashed("groupSize: 8", "groupSize: 4") != same
 

@@ -22,7 +22,8 @@ from roll_operator.plan import (
     processes,
 )
 from roll_operator.plan.desired import desired_pods, environment, threads, uid_of
-from roll_operator.plan.restarts import back_off, classify
+from roll_operator.plan.restarts import back_off
+from roll_operator.plan.rules import classify
 
 SITE = Site("job-uid", "127.0.0.1:7000", "127.0.0.1:7000", "/run/job.json", "/run", "/src", cores=8)
 NOW = 10_000.0
@@ -113,7 +114,7 @@ def test_a_complete_job_needs_nothing() -> None:
     result = plan(JOB, Observed(pods, progress=ready(*pods)), NOW, SITE)
     assert result.actions == ()
     assert result.status.phase == "Running"
-    assert result.status.ready == "7/7"
+    assert result.status.ready == "trainer 2/2, inference 2/2, reward 1/1, environment 1/1"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from roll_operator.cli.view import PlainView, news_line, plain_line, sparkline
 from roll_operator.controller.folder import RunFolder
 from roll_operator.controller.local import Snapshot
 from roll_operator.controller.summary import curve, draw
-from roll_operator.plan import FailJob, Failure, Progress, Record, Restarted
+from roll_operator.plan import FailJob, Failure, Process, Progress, Record, Restarted
 
 JOB = RLJob.parse(
     {
@@ -46,8 +46,16 @@ def test_the_plain_line_shows_what_was_held_out() -> None:
 
 
 def test_before_the_first_step_the_line_tells_what_is_waited_for() -> None:
+    processes = [
+        Process(f"sums-inference-{i}", "inference", 1, 0, "ready" if i < 2 else "starting")
+        for i in range(5)
+    ]
     starting = replace(
-        RUNNING, status=JobStatus(phase="Starting", ready="2/5"), progress=None, seconds=7.0
+        RUNNING,
+        status=JobStatus(phase="Starting"),
+        progress=None,
+        processes=processes,
+        seconds=7.0,
     )
     assert plain_line(starting) == "starting: 2/5 processes ready after 7 s"
 

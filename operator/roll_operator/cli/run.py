@@ -27,7 +27,7 @@ from roll_operator.controller.state import State
 from roll_operator.controller.summary import draw, summarize
 from roll_operator.plan import Site
 from roll_operator.plan.desired import threads
-from roll_operator.plan.restarts import BAD_INPUT
+from roll_operator.plan.rules import BAD_INPUT
 
 STOPPED = 130
 DISK_TROUBLE = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)

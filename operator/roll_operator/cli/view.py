@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from roll_api import RLJob
 
 from roll_operator.controller.local import Snapshot
-from roll_operator.plan import FailJob, Restarted
+from roll_operator.plan import FailJob, Restarted, ready_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,7 @@ def news_line(event: FailJob | Restarted) -> str:
 def plain_line(now: Snapshot) -> str:
     seen, status = now.progress, now.status
     if seen is None or (seen.step == 0 and status.phase in ("Pending", "Starting")):
-        return f"{status.phase.lower()}: {status.ready} processes ready after {now.seconds:.0f} s"
+        return f"{status.phase.lower()}: {ready_count(now.processes)} processes ready after {now.seconds:.0f} s"
     reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
     line = (
         f"step {seen.step}/{now.job.spec.steps} reward {reward} {seen.samples_per_second:.0f} samples/s "

@@ -10,7 +10,7 @@ from roll_api import JobStatus, RLJob
 
 from roll_operator.controller.files import write_json
 from roll_operator.controller.folder import RunFolder
-from roll_operator.plan import Process, Progress, Record, next_run
+from roll_operator.plan import Process, Progress, Record, next_run, ready_count
 from roll_operator.plan.desired import ROLES
 
 _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
@@ -73,7 +73,7 @@ class State:
             "jobUid": self.job_uid,
             "reason": status.reason,
             "message": status.message,
-            "ready": status.ready,
+            "ready": ready_count(shown),
             "processes": [process.to_dict() for process in shown],
             "notices": list(self.last_progress.notices) if self.last_progress else [],
             "heldOut": self.held_out,

@@ -3,8 +3,13 @@
 from roll_operator.plan.desired import Site, desired_pods
 from roll_operator.plan.model import (
     Action,
+    Announce,
+    DeleteJob,
     FailJob,
     Failure,
+    FencePod,
+    ForceDelete,
+    Held,
     Observed,
     Phase,
     Pod,
@@ -17,13 +22,20 @@ from roll_operator.plan.model import (
     StartPod,
     StopPod,
 )
-from roll_operator.plan.reconcile import Plan, next_run, plan
-from roll_operator.plan.status import Process, processes
+from roll_operator.plan.policy import managed, next_run
+from roll_operator.plan.reconcile import Plan, plan
+from roll_operator.plan.record import read_record, write_record
+from roll_operator.plan.status import Process, processes, ready_count
 
 __all__ = [
     "Action",
+    "Announce",
+    "DeleteJob",
     "FailJob",
     "Failure",
+    "FencePod",
+    "ForceDelete",
+    "Held",
     "Observed",
     "Phase",
     "Plan",
@@ -39,7 +51,11 @@ __all__ = [
     "StartPod",
     "StopPod",
     "desired_pods",
+    "managed",
     "next_run",
     "plan",
     "processes",
+    "read_record",
+    "ready_count",
+    "write_record",
 ]

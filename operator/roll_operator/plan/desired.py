@@ -33,6 +33,8 @@ class Site:
     source: str
     host: str = "127.0.0.1"
     cores: int = 1
+    keeps_ended: bool = False
+    """Whether ended pods outlive the job's end, for their logs, as `cleanPodPolicy` says. Locally logs are files."""
 
 
 def name_of(job: str, role: str, index: int) -> str:

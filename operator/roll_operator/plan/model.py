@@ -7,8 +7,9 @@ record is durable before any of the plan's actions is carried out.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
-from roll_api import JobStatus
+from roll_api import JobStatus, RLJob
 
 SCHEDULER = "scheduler"
 
@@ -28,6 +29,8 @@ class Phase(StrEnum):
 class PodPhase(StrEnum):
     """What a pod does, as the backend sees it."""
 
+    PENDING = "pending"
+    """It exists and no container of it has started yet."""
     RUNNING = "running"
     STOPPING = "stopping"
     EXITED = "exited"
@@ -60,9 +63,26 @@ class Pod:
     exit_code: int | None = None
     """As a shell counts: 128 + number of the signal."""
     message: str = ""
-    """The last error line of an exited pod."""
+    """The last lines of an exited pod's log."""
     disrupted: bool = False
     """Evicted, preempted or lost with its node: nobody's failure."""
+    ran: bool = True
+    """False: none of its containers ever started (a kubelet turned it away)."""
+    restarts: int = 0
+    """How often the pod restarted in place. `exit_code`, `reasons`, `message` and `ended_at` then tell its last end."""
+    reasons: tuple[str, ...] = ()
+    """Reasons of the pod, of its containers' end and of its conditions; the most telling first."""
+    conditions: frozenset[str] = frozenset()
+    """Types of the conditions that are true."""
+    pending: tuple[str, str] | None = None
+    """Why it does not start: kind (Unschedulable, ImagePullBackOff, …) and the cluster's own words."""
+    scheduled: bool = True
+    deletion_at: float | None = None
+    """When the grace of its deletion is over; None while nobody asked to delete it."""
+    node_ready: bool = True
+    """False: its node is not Ready, or not there any more."""
+    spec_hash: str = ""
+    """Hash of the spec that it was made from, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,8 @@ class Scope:
     """Failures in a row."""
     not_before: float = 0.0
     """When the next attempt may start."""
+    in_place: int = 0
+    """Restarts in place of the pod in `started` that were judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +130,41 @@ class Record:
     finished: bool = False
     was_running: bool = False
     """All pods of this run were ready once."""
+    closing: bool = False
+    """This run ends (suspend, restart.id) and the job does not: the next run begins when no pod is left."""
+    spec_hash: str = ""
+    """Names the spec that pods are made from: the spec of record."""
+    restart_id: str | None = None
+    """The `restart.id` that was obeyed; None before the first plan."""
+    started_at: float = 0.0
+    """When this run began; 0: not yet."""
+    ended_at: float = 0.0
+    """When the job ended; 0: not yet."""
+    ready_since: float = 0.0
+    """Since when all pods are ready; 0: they are not."""
+    stalled: Failure | None = None
+    """What held the job up when nothing had happened for too long; None again after any progress."""
+    fenced: tuple[str, ...] = ()
+    """Uids that may never say Hello again although their pod objects are still there."""
 
     def scope(self, key: str) -> Scope:
         return self.scopes.get(key, Scope())
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The sample that a worker has held for the longest time."""
+
+    pod: str
+    sample: str
+    """group/index"""
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """What the scheduler reports. Only `finished`, `error` and `ready` decide anything."""
+    """What the scheduler reports. `finished`, `error`, `ready`, `last_progress_at` and `held` decide, the rest is shown."""
 
     finished: bool = False
     error: str = ""
@@ -138,6 +187,9 @@ class Progress:
     tokens: int = 0
     notices: tuple[str, ...] = ()
     last_progress_at: float = 0.0
+    held: Held | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the newest step."""
 
     def trained(self, samples_per_step: int) -> int:
         """Samples in all trained steps: every batch holds equally many."""
@@ -151,10 +203,19 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     record: Record = Record()
     progress: Progress | None = None
-    """None: the scheduler does not answer."""
+    """None: the scheduler does not answer. Only the word of the scheduler pod that runs now counts."""
     suspend: bool = False
+    """The user wants the job stopped (Ctrl-C, `spec.suspend`)."""
     status: JobStatus | None = None
     """What was reported last: times of conditions, and figures while the scheduler does not answer."""
+    job_of_record: RLJob | None = None
+    """The job as its running pods were told (ConfigMap `<job>-spec-<record.spec_hash>`); None: as it is now."""
+    fenced: frozenset[str] = frozenset()
+    """Uids that the running scheduler was told are gone, and that it acknowledged."""
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Pods that the API server did not accept: name → kind (Quota, Refused) and its words."""
+    ledger_lost: str = ""
+    """How the ledger was lost, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,4 +263,47 @@ class Restarted:
     wait: float
 
 
-Action = StartPod | StopPod | RemovePod | FailJob | Restarted
+@dataclass(frozen=True, slots=True)
+class FencePod:
+    """Tell the scheduler that this pod is gone, though its object is there: its node is lost. The record says so."""
+
+    uid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForceDelete:
+    """Delete the object of a fenced pod with grace 0, by its uid."""
+
+    uid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """One Event for people, at a transition."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the RLJob: its time to live after the end is over."""
+
+    why: str
+
+
+Action = (
+    StartPod
+    | StopPod
+    | RemovePod
+    | FencePod
+    | ForceDelete
+    | DeleteJob
+    | Announce
+    | FailJob
+    | Restarted
+)
+"""`Announce` says on a cluster what `FailJob` and `Restarted` say to the local view."""

@@ -1,19 +1,19 @@
-"""The restart engine: what the end of a pod means, and when its restart scope may try again.
+"""The restart engine: what follows the end of a pod, and when its restart scope may try again.
 
 Invariants: the end of a pod is judged once (judging raises its scope's attempt, and a pod of an older
-attempt is never counted); the counter is in the record of the same plan that removes the pod; an error of
-the user's is never retried.
+attempt is never counted; of a pod that restarts in place, the record knows how many restarts were judged);
+the counter is in the record of the same plan that removes the pod; an error of the user's is never retried.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from roll_api import RLJob
 
 from roll_operator.plan.desired import desired_pods
 from roll_operator.plan.model import (
     Action,
+    Announce,
+    DesiredPod,
     FailJob,
     Failure,
     Observed,
@@ -23,9 +23,15 @@ from roll_operator.plan.model import (
     Restarted,
     Scope,
 )
-
-BAD_INPUT = 2
-"""Exit code of a process that the user has to help: trying again would change nothing."""
+from roll_operator.plan.rules import (
+    BAD_INPUT,
+    DISRUPTION,
+    Rule,
+    Verdict,
+    classify,
+    reason_of,
+    rules_of,
+)
 
 FINISHING_SECONDS = 2.0
 """A pod that ended with 0 is given this long for the scheduler to say that the job is finished."""
@@ -33,43 +39,10 @@ FINISHING_SECONDS = 2.0
 HEALTHY_SECONDS = 600.0
 """A pod that ran this long starts a new row of failures, as in a kubelet's crash loop."""
 
+WORDS = 2000
+"""Characters of a failure's message that the record keeps: the last ones, where the error is."""
 
-class Verdict(StrEnum):
-    """What the end of a pod asks for."""
-
-    FAIL_JOB = "FailJob"
-    RESTART = "Restart"
-    RESTART_UNCOUNTED = "RestartUncounted"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The first rule that fits decides."""
-
-    verdict: Verdict
-    reason: str
-    exit_codes: frozenset[int] | None = None
-    """None: any."""
-    disrupted: bool | None = None
-
-    def fits(self, pod: Pod) -> bool:
-        if self.disrupted is not None and pod.disrupted != self.disrupted:
-            return False
-        return self.exit_codes is None or pod.exit_code in self.exit_codes
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(Verdict.RESTART_UNCOUNTED, "Disrupted", disrupted=True),
-    Rule(Verdict.FAIL_JOB, "BadInput", exit_codes=frozenset({BAD_INPUT})),
-    Rule(Verdict.RESTART, "EndedEarly", exit_codes=frozenset({0})),
-    Rule(Verdict.RESTART, "Refused", exit_codes=frozenset({3})),
-    Rule(Verdict.RESTART, "Killed", exit_codes=frozenset({137})),
-    Rule(Verdict.RESTART, "Crashed"),
-)
-
-
-def classify(pod: Pod, rules: Iterable[Rule] = RULES) -> Rule:
-    return next(rule for rule in rules if rule.fits(pod))
+Judged = tuple[Record, list[Action]]
 
 
 def back_off(job: RLJob, streak: int) -> float:
@@ -87,94 +60,69 @@ def judge(
     """The record after every new end of a pod, what to announce, and when an open case must be seen again."""
     announcements: list[Action] = []
     look_again: float | None = None
-    scopes = {pod.name: pod.scope for pod in desired_pods(job)}
+    places = {place.name: place for place in desired_pods(job)}
+    rules = rules_of(job)
+    record = _adopt(observed, record, places)
     for pod in sorted(observed.pods, key=_decisive_first):
         if record.failure is not None:
             break  # what else ended is no longer of any consequence
-        if pod.name not in scopes or pod.phase is not PodPhase.EXITED:
+        place = places.get(pod.name)
+        if place is None:
             continue
-        key = scopes[pod.name]
-        scope = record.scope(key)
-        rule = classify(pod)
-        if rule.verdict is Verdict.FAIL_JOB:
-            failure = _failure(pod, rule)
-            record = replace(
-                record,
-                failure=failure,
-                last_failures={**record.last_failures, pod.role: failure},
-            )
-            announcements.append(FailJob(failure))
+        record, announced = _in_place(job, record, place, pod, rules, now)
+        announcements.extend(announced)
+        if pod.phase is not PodPhase.EXITED or record.failure is not None:
             continue
-        if pod.attempt != scope.attempt:
-            continue
-        if pod.exit_code == 0 and now < pod.ended_at + FINISHING_SECONDS:
+        rule = classify(pod, rules)
+        if pod.attempt != record.scope(place.scope).attempt:
+            # It was judged, or told to go. Only the user's error is news: it caused the crash of another rank.
+            if pod.exit_code != BAD_INPUT or rule.verdict is not Verdict.FAIL_JOB:
+                continue
+        elif pod.exit_code == 0 and now < pod.ended_at + FINISHING_SECONDS:
             look_again = _earlier(look_again, pod.ended_at + FINISHING_SECONDS)
             continue
-        record, announced = _restart(job, record, key, scope, pod, rule, now)
+        record, announced = settle(job, record, place, pod, rule, now)
         announcements.extend(announced)
-    record = _vanished(observed, record, scopes)
+    record, announced = _vanished(observed, record, places)
+    announcements.extend(announced)
     return record, tuple(announcements), look_again
 
 
-def _restart(
-    job: RLJob, record: Record, key: str, scope: Scope, pod: Pod, rule: Rule, now: float
-) -> tuple[Record, list[Action]]:
-    failure = _failure(pod, rule)
-    counted = rule.verdict is Verdict.RESTART
-    if not counted:
-        fresh = Scope(scope.attempt + 1, {}, scope.streak, scope.not_before)
-        record = replace(record, scopes={**record.scopes, key: fresh})
+def settle(
+    job: RLJob, record: Record, place: DesiredPod, pod: Pod, rule: Rule, now: float
+) -> Judged:
+    """Carries a verdict into the record."""
+    failure = failure_of(pod, rule)
+    scope = record.scope(place.scope)
+    if rule.verdict is Verdict.FAIL_JOB:
+        return _fail(record, pod.role, failure, failure)
+    if rule.verdict is Verdict.RESTART_UNCOUNTED and pod.ran:
+        record = _raise(record, place.scope, scope.streak, scope.not_before)
         return record, [Restarted(failure, pod.role, counted=False, wait=0.0)]
 
-    policy = job.spec.failure_policy
-    recent = tuple(at for at in record.recent.get(pod.role, ()) if at > now - policy.window_seconds)
-    streak = 1 if pod.ended_at - pod.started_at >= HEALTHY_SECONDS else scope.streak + 1
+    ran_well = pod.ran and pod.ended_at - pod.started_at >= HEALTHY_SECONDS
+    streak = 1 if ran_well else scope.streak + 1
     wait = back_off(job, streak)
-    if len(recent) >= policy.max_restarts:
-        spent = replace(
-            failure,
-            reason="RestartsExhausted",
-            message=f"{pod.name} failed and the role {pod.role} has used up its "
-            f"{policy.max_restarts} restarts (failurePolicy.maxRestarts): {failure.message}",
-        )
-        record = replace(
-            record,
-            failure=spent,
-            last_failures={**record.last_failures, pod.role: failure},
-        )
-        return record, [FailJob(spent)]
-    record = replace(
-        record,
-        scopes={**record.scopes, key: Scope(scope.attempt + 1, {}, streak, now + wait)},
-        restarts={**record.restarts, pod.role: record.restarts.get(pod.role, 0) + 1},
-        recent={**record.recent, pod.role: (*recent, now)},
-        last_failures={**record.last_failures, pod.role: failure},
-    )
-    return record, [Restarted(failure, pod.role, counted=True, wait=wait)]
+    counted = rule.verdict in (Verdict.RESTART, Verdict.RESTART_ROLE)
+    if counted:
+        record, spent = _count(job, record, pod, failure, now, 1)
+        if spent is not None:
+            return _fail(record, pod.role, failure, spent)
+        record = _add(record, pod.role, 1)
+    record = replace(record, last_failures={**record.last_failures, pod.role: failure})
+    keys = [place.scope]
+    if rule.verdict is Verdict.RESTART_ROLE:
+        keys = sorted({p.scope for p in desired_pods(job) if p.role == pod.role})
+    for key in keys:
+        mine = streak if key == place.scope else record.scope(key).streak
+        record = _raise(record, key, mine, now + wait)
+    return record, [Restarted(failure, pod.role, counted=counted, wait=wait)]
 
 
-def _vanished(observed: Observed, record: Record, scopes: dict[str, str]) -> Record:
-    """A pod that was seen and is not there any more was taken by somebody: a new attempt, uncounted."""
-    present = {pod.uid for pod in observed.pods}
-    for key in set(scopes.values()):
-        scope = record.scope(key)
-        seen = {
-            pod.name: pod.uid
-            for pod in observed.pods
-            if scopes.get(pod.name) == key and pod.attempt == scope.attempt
-        }
-        if any(name in scopes and uid not in present for name, uid in scope.started.items()):
-            scope = Scope(scope.attempt + 1, {}, scope.streak, scope.not_before)
-            record = replace(record, scopes={**record.scopes, key: scope})
-        elif seen != scope.started:
-            record = replace(record, scopes={**record.scopes, key: replace(scope, started=seen)})
-    return record
-
-
-def _failure(pod: Pod, rule: Rule) -> Failure:
+def failure_of(pod: Pod, rule: Rule) -> Failure:
     return Failure(
-        reason=rule.reason,
-        message=pod.message or describe_exit(pod.exit_code),
+        reason=reason_of(pod, rule),
+        message=(pod.message or describe_exit(pod.exit_code))[-WORDS:],
         pod=pod.name,
         uid=pod.uid,
         exit_code=pod.exit_code,
@@ -189,6 +137,108 @@ def describe_exit(code: int | None) -> str:
     if code > 128:
         return f"killed by signal {code - 128}"
     return f"ended with exit code {code}"
+
+
+def _in_place(
+    job: RLJob,
+    record: Record,
+    place: DesiredPod,
+    pod: Pod,
+    rules: tuple[Rule, ...],
+    now: float,
+) -> Judged:
+    """A kubelet restarted the container within its pod: that happened already, and is only counted."""
+    scope = record.scope(place.scope)
+    started = scope.started.get(pod.name, pod.uid)
+    fresh = pod.restarts - scope.in_place
+    if pod.attempt != scope.attempt or started != pod.uid or fresh <= 0:
+        return record, []
+    # That the pod is about to be taken away is not why its container ended before.
+    ended = replace(
+        pod, deletion_at=None, disrupted=False, conditions=pod.conditions - {DISRUPTION}
+    )
+    rule = classify(ended, rules)
+    failure = failure_of(ended, rule)
+    known = {**scope.started, pod.name: pod.uid}
+    scope = replace(scope, started=known, in_place=pod.restarts)
+    record = replace(
+        record,
+        scopes={**record.scopes, place.scope: scope},
+        last_failures={**record.last_failures, pod.role: failure},
+    )
+    if rule.verdict is Verdict.FAIL_JOB:
+        return _fail(record, pod.role, failure, failure)
+    counted = rule.verdict in (Verdict.RESTART, Verdict.RESTART_ROLE)
+    if counted:
+        record, spent = _count(job, record, pod, failure, now, fresh)
+        record = _add(record, pod.role, fresh)
+        if spent is not None:
+            return _fail(record, pod.role, failure, spent)
+    return record, [Restarted(failure, pod.role, counted=counted, wait=0.0)]
+
+
+def _count(
+    job: RLJob, record: Record, pod: Pod, failure: Failure, now: float, times: int
+) -> tuple[Record, Failure | None]:
+    """The record with the budget's window moved on, and why the job fails if the budget is spent."""
+    policy = job.spec.failure_policy
+    recent = tuple(at for at in record.recent.get(pod.role, ()) if at > now - policy.window_seconds)
+    if len(recent) + times > policy.max_restarts:
+        spent = replace(
+            failure,
+            reason="RestartsExhausted",
+            message=f"{pod.name} failed and the role {pod.role} has used up its "
+            f"{policy.max_restarts} restarts (failurePolicy.maxRestarts): {failure.message}",
+        )
+        return record, spent
+    return replace(record, recent={**record.recent, pod.role: (*recent, *[now] * times)}), None
+
+
+def _add(record: Record, role: str, times: int) -> Record:
+    return replace(record, restarts={**record.restarts, role: record.restarts.get(role, 0) + times})
+
+
+def _fail(record: Record, role: str, last: Failure, why: Failure) -> Judged:
+    failures = {**record.last_failures, role: last}
+    return replace(record, failure=why, last_failures=failures), [FailJob(why)]
+
+
+def _raise(record: Record, key: str, streak: int, not_before: float) -> Record:
+    scope = Scope(record.scope(key).attempt + 1, {}, streak, not_before)
+    return replace(record, scopes={**record.scopes, key: scope})
+
+
+def _adopt(observed: Observed, record: Record, places: dict[str, DesiredPod]) -> Record:
+    """A pod of a newer attempt than the record knows: the record was lost, and the pod is right."""
+    for pod in observed.pods:
+        place = places.get(pod.name)
+        if place is not None and pod.attempt > record.scope(place.scope).attempt:
+            scope = Scope(pod.attempt)
+            record = replace(record, scopes={**record.scopes, place.scope: scope})
+    return record
+
+
+def _vanished(observed: Observed, record: Record, places: dict[str, DesiredPod]) -> Judged:
+    """A pod that was seen and is not there any more was taken by somebody: a new attempt, uncounted."""
+    announced: list[Action] = []
+    present = {pod.uid for pod in observed.pods}
+    for key in sorted({place.scope for place in places.values()}):
+        scope = record.scope(key)
+        seen = {
+            pod.name: pod.uid
+            for pod in observed.pods
+            if pod.name in places and places[pod.name].scope == key and pod.attempt == scope.attempt
+        }
+        taken = [n for n, uid in scope.started.items() if n in places and uid not in present]
+        if taken:
+            record = _raise(record, key, scope.streak, scope.not_before)
+            what = (
+                f"{', '.join(sorted(taken))} was taken away by somebody and is replaced, uncounted"
+            )
+            announced.append(Announce("Normal", "PodTaken", what))
+        elif seen != scope.started:
+            record = replace(record, scopes={**record.scopes, key: replace(scope, started=seen)})
+    return record, announced
 
 
 def _decisive_first(pod: Pod) -> tuple[bool, float]:

@@ -1,20 +1,22 @@
 """What is reported: a projection of job, pods and record. Nothing is decided here."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
-from roll_api import JobStatus, RLJob, spec_hash
+from roll_api import ROLE_NAMES, JobStatus, RLJob
 from roll_api.status import (
-    Condition,
-    Failure,
+    JobProgress,
+    LastFailure,
     RolesStatus,
     RoleStatus,
     SampleCounts,
     Staleness,
 )
 
-from roll_operator.plan import model
+from roll_operator.plan import conditions, model
 from roll_operator.plan.desired import ROLES, desired_pods
 from roll_operator.plan.model import (
     SCHEDULER,
@@ -30,6 +32,10 @@ from roll_operator.plan.model import (
 ENDS = ("trained", "evaluated", "filtered", "failed", "cancelled")
 """States of a sample after which nothing follows."""
 
+TEXT = 4000
+METRICS = 64
+"""Most figures of a step that a status holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -40,7 +46,7 @@ class Process:
     pid: int | None
     attempt: int
     state: str
-    """waiting | starting | ready | stopping | exited | ended"""
+    """waiting | pending | starting | ready | stopping | exited | ended"""
     uid: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,6 +69,17 @@ def processes(job: RLJob, observed: Observed, record: Record) -> tuple[Process, 
     return tuple(shown)
 
 
+def ready_count(shown: Sequence[Process]) -> str:
+    """All processes in one figure: `7/7`."""
+    return f"{sum(process.state == 'ready' for process in shown)}/{len(shown)}"
+
+
+def ready_by_role(shown: Sequence[Process]) -> str:
+    """`trainer 1/1, inference 2/2, …`: the roles that the job names."""
+    counts = ((role, [p for p in shown if p.role == role]) for role in ROLE_NAMES)
+    return ", ".join(f"{role} {ready_count(mine)}" for role, mine in counts if mine)
+
+
 def phase_of(observed: Observed, record: Record, all_ready: bool) -> Phase:
     if record.failure is not None:
         return Phase.FAILED
@@ -75,29 +92,34 @@ def phase_of(observed: Observed, record: Record, all_ready: bool) -> Phase:
     return Phase.STARTING if observed.pods else Phase.PENDING
 
 
-def project(job: RLJob, observed: Observed, record: Record, now: float) -> JobStatus:
+def project(
+    job: RLJob, observed: Observed, record: Record, now: float, *, done: bool, spec_pending: bool
+) -> JobStatus:
     before = observed.status or JobStatus()
     shown = processes(job, observed, record)
-    ready = sum(process.state == "ready" for process in shown)
-    all_ready = ready == len(shown)
+    all_ready = all(process.state == "ready" for process in shown)
     phase = phase_of(observed, record, all_ready)
     roles = {role: _role_status(role, shown, record) for role in ROLES}
-    ended = phase in (Phase.SUCCEEDED, Phase.FAILED) and not observed.pods
-    figures = _figures(job, observed.progress)
+    ended = phase in (Phase.SUCCEEDED, Phase.FAILED) and done
+    missing = [process.name for process in shown if process.state != "ready"]
+    pending = "" if done else conditions.obstacle(observed)
+    truths = conditions.truths(phase, missing, pending, record, observed, spec_pending, before)
     return before.model_copy(
         update={
-            **figures,
+            **_figures(job, observed.progress),
             "phase": phase.value,
             "reason": record.failure.reason if record.failure else "",
             "message": _clip(record.failure.message) if record.failure else "",
             "observed_generation": job.metadata.generation,
-            "spec_hash": spec_hash(job),
-            "ready": f"{ready}/{len(shown)}",
+            "spec_hash": record.spec_hash,
+            "ready": ready_by_role(shown),
+            "pending_reason": pending,
             "restarts": sum(record.restarts.values()),
             "roles": RolesStatus(**roles),
+            "inference_selector": f"roll.dev/job={job.name},roll.dev/role=inference",
             "start_time": before.start_time or timestamp(now),
             "completion_time": (before.completion_time or timestamp(now)) if ended else None,
-            "conditions": _conditions(before, phase, shown, record, observed, now),
+            "conditions": conditions.dated(before, truths, job.metadata.generation, timestamp(now)),
         }
     )
 
@@ -114,10 +136,16 @@ def _process(place: DesiredPod, pod: Pod | None, observed: Observed, record: Rec
     if pod.phase is not PodPhase.RUNNING:
         pid = pod.pid if pod.phase is PodPhase.STOPPING else None
         return Process(pod.name, pod.role, pid, pod.attempt, pod.phase.value, pod.uid)
-    progress = observed.progress
-    serves = progress is not None and (pod.role == SCHEDULER or pod.uid in progress.ready)
-    state = "ready" if serves else "starting"
+    state = "ready" if serves(pod, observed) else "starting"
     return Process(pod.name, pod.role, pod.pid, pod.attempt, state, pod.uid)
+
+
+def serves(pod: Pod, observed: Observed) -> bool:
+    """The scheduler serves when it answers, a worker when the scheduler says so."""
+    progress = observed.progress
+    if pod.phase is not PodPhase.RUNNING or progress is None:
+        return False
+    return pod.role == SCHEDULER or pod.uid in progress.ready
 
 
 def _role_status(role: str, shown: tuple[Process, ...], record: Record) -> RoleStatus:
@@ -128,14 +156,15 @@ def _role_status(role: str, shown: tuple[Process, ...], record: Record) -> RoleS
         ready=sum(process.state == "ready" for process in mine),
         restarts=record.restarts.get(role, 0),
         attempt=max((process.attempt for process in mine), default=0),
-        failures=[_failure(last)] if last else [],
+        last_failure=_failure(last) if last else None,
     )
 
 
-def _failure(failure: model.Failure) -> Failure:
-    return Failure(
+def _failure(failure: model.Failure) -> LastFailure:
+    return LastFailure(
         uid=failure.uid,
-        name=failure.pod,
+        pod=failure.pod,
+        exit_code=failure.exit_code,
         reason=failure.reason,
         message=_clip(failure.message),
         time=timestamp(failure.at),
@@ -148,11 +177,12 @@ def _figures(job: RLJob, progress: Progress | None) -> dict[str, Any]:
     live = sum(n for state, n in progress.samples.items() if state not in ENDS)
     return {
         "step": progress.step,
+        "progress": _progress(job, progress),
         "samples": SampleCounts(
             per_second=progress.samples_per_second,
             in_flight=live,
             trained=progress.trained(job.spec.rollout.samples_per_step),
-            dropped=dict(progress.dropped),
+            dropped=dict(sorted(progress.dropped.items())[:METRICS]),
         ),
         "staleness": Staleness(max=progress.staleness_max, mean=progress.staleness_mean),
         "reward": progress.reward,
@@ -162,45 +192,19 @@ def _figures(job: RLJob, progress: Progress | None) -> dict[str, Any]:
     }
 
 
-def _conditions(
-    before: JobStatus,
-    phase: Phase,
-    shown: tuple[Process, ...],
-    record: Record,
-    observed: Observed,
-    now: float,
-) -> list[Condition]:
-    missing = [process.name for process in shown if process.state != "ready"]
-    failure = record.failure
-    truths = {
-        "PodsReady": (not missing, "NotReady" if missing else "AllReady", ", ".join(missing)),
-        "SchedulerReachable": (observed.progress is not None, "", ""),
-        "Running": (phase is Phase.RUNNING, phase.value, ""),
-        "Suspended": (phase is Phase.SUSPENDED, "", ""),
-        "Complete": (phase is Phase.SUCCEEDED, "", ""),
-        "Failed": (
-            failure is not None,
-            failure.reason if failure else "",
-            _clip(failure.message) if failure else "",
-        ),
-    }
-    known = {condition.type: condition for condition in before.conditions}
-    conditions = []
-    for kind, (holds, reason, message) in truths.items():
-        status: Literal["True", "False"] = "True" if holds else "False"
-        old = known.get(kind)
-        since = old.last_transition_time if old and old.status == status else timestamp(now)
-        conditions.append(
-            Condition(
-                type=kind,
-                status=status,
-                reason=reason,
-                message=message[:1000],
-                last_transition_time=since,
-            )
-        )
-    return conditions
+def _progress(job: RLJob, progress: Progress) -> JobProgress:
+    steps = job.spec.steps
+    left = max(0, steps - progress.step) * job.spec.rollout.samples_per_step
+    rate = progress.samples_per_second
+    finite = ((name, value) for name, value in progress.metrics.items() if math.isfinite(value))
+    return JobProgress(
+        step=progress.step,
+        steps=steps,
+        percent=min(100, 100 * progress.step // steps),
+        eta_seconds=math.ceil(left / rate) if rate > 0 else None,
+        metrics=dict(sorted(finite)[:METRICS]),
+    )
 
 
 def _clip(text: str) -> str:
-    return text[:4000]
+    return text[:TEXT]

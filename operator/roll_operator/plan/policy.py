@@ -1,0 +1,142 @@
+"""The run policy: which run of the job this is, from which spec, until when.
+
+Invariants: a run ends for all pods together, and the next begins when none is left; pods of one run are made
+from one spec, the spec of record, in which only replicas, steps and what no process reads may change.
+"""
+
+from dataclasses import replace
+
+from roll_api import RLJob, spec_hash
+from roll_api.policy import MANAGER
+
+from roll_operator.plan.model import Failure, Observed, Pod, PodPhase, Record, Scope
+
+SCALABLE = ("inference", "reward", "environment")
+
+
+def managed(job: RLJob) -> bool:
+    """False: another controller acts on this job, and this one leaves it alone."""
+    return job.spec.managed_by in (None, MANAGER)
+
+
+def next_run(record: Record) -> Record:
+    """The record with which the operator takes up a job whose pods are all gone.
+
+    Everything is a new attempt, nothing is counted, and an earlier failure is forgiven: the user asked again.
+    """
+    scopes = {key: Scope(scope.attempt + 1) for key, scope in record.scopes.items()}
+    return Record(
+        scopes=scopes,
+        restarts=record.restarts,
+        last_failures=record.last_failures,
+        restart_id=record.restart_id,
+    )
+
+
+def turn(job: RLJob, observed: Observed, now: float) -> tuple[Record, bool]:
+    """The record of the run that this plan is about, and whether it begins with this plan."""
+    record, wanted = observed.record, job.spec.restart.id
+    begins = False
+    if record.restart_id is None:
+        record = replace(record, restart_id=wanted)
+    ended = record.finished or record.failure is not None
+    if wanted != record.restart_id or (observed.suspend and not ended):
+        record = replace(record, closing=True)
+    if record.closing and not observed.suspend and not observed.pods:
+        record, begins = replace(next_run(record), restart_id=wanted), True
+    if record.started_at == 0 and not record.closing:
+        record = replace(record, started_at=now)
+    return record, begins
+
+
+def spec_of_record(job: RLJob, observed: Observed, record: Record) -> RLJob:
+    """The job as its pods are to be told; a run that begins takes up the whole spec."""
+    running = observed.job_of_record
+    if running is None or not record.spec_hash:
+        return job
+    new, old = job.spec, running.spec
+    roles = old.roles.model_copy(
+        update={
+            "inference": old.roles.inference.model_copy(
+                update={"replicas": new.roles.inference.replicas}
+            ),
+            "reward": old.roles.reward.model_copy(update={"replicas": new.roles.reward.replicas}),
+            "environment": old.roles.environment.model_copy(
+                update={"replicas": new.roles.environment.replicas}
+            ),
+        }
+    )
+    live = ("steps", "suspend", "failure_policy", "run_policy", "restart", "managed_by")
+    spec = old.model_copy(update={name: getattr(new, name) for name in live} | {"roles": roles})
+    return job.model_copy(update={"spec": spec})
+
+
+def change_pending(job: RLJob, of_record: RLJob, observed: Observed) -> bool:
+    return not observed.suspend and spec_hash(job) != spec_hash(of_record)
+
+
+def overdue(
+    job: RLJob, record: Record, obstacle: str, now: float
+) -> tuple[Failure | None, float | None]:
+    """The deadline that has passed, or when the next one does."""
+    policy = job.spec.run_policy
+    wake_at: float | None = None
+    limits = [("DeadlineExceeded", "activeDeadlineSeconds", policy.active_deadline_seconds)]
+    if not record.was_running:
+        limits.append(
+            (
+                "NotReadyInTime",
+                "preRunningDeadlineSeconds",
+                policy.pre_running_deadline_seconds,
+            )
+        )
+    for reason, key, seconds in limits:
+        if seconds is None:
+            continue
+        due = record.started_at + seconds
+        if now >= due:
+            why = f"the run has lasted {seconds} s (runPolicy.{key})"
+            if reason == "NotReadyInTime":
+                why = f"not all pods were ready within {seconds} s (runPolicy.{key})"
+                why += f": {obstacle}" if obstacle else ""
+            return Failure(reason, why, at=now), None
+        wake_at = due if wake_at is None else min(wake_at, due)
+    return None, wake_at
+
+
+def stalled(
+    job: RLJob, observed: Observed, record: Record, now: float
+) -> tuple[Pod | None, float | None]:
+    """The pod that holds the job up, with the words that say so; or when to look again.
+
+    The clock runs only while all pods are ready and the scheduler answers: what is missing is no stall.
+    """
+    limit, progress = job.spec.run_policy.progress_deadline_seconds, observed.progress
+    if limit is None or progress is None or record.ready_since == 0:
+        return None, None
+    since = max(progress.last_progress_at, record.ready_since)
+    if record.stalled is not None:
+        since = max(since, record.stalled.at)
+    if now < since + limit:
+        return None, since + limit
+    running = {p.name: p for p in observed.pods if p.phase is PodPhase.RUNNING}
+    held = progress.held
+    pod = running.get(held.pod) if held else None
+    why = f"no token, sample or step for {limit} s: "
+    if pod is not None and held is not None:
+        why += f"{pod.role} pod {pod.name} has held sample {held.sample} ({held.stage}) for {held.seconds:.0f} s"
+    else:
+        pod = next((p for p in running.values() if p.role == "trainer"), None)
+        why += f"no sample is in work, the trainer pod {pod.name if pod else '-'} has the batch"
+    if pod is None:
+        return None, None
+    return replace(pod, ended_at=now, exit_code=None, message=why, reasons=("Stalled",)), None
+
+
+def expired(job: RLJob, record: Record, now: float) -> tuple[bool, float | None]:
+    """Whether the job's time after its end is over, or when it will be."""
+    ttl = job.spec.run_policy.ttl_seconds_after_finished
+    if ttl is None or record.ended_at == 0:
+        return False, None
+    due = record.ended_at + ttl
+    return (True, None) if now >= due else (False, due)
