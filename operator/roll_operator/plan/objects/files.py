@@ -1,0 +1,96 @@
+"""The files in a pod: its job, whom it trusts, who it is, and where it may write."""
+
+from typing import Any
+
+from roll_api import RLJob
+
+from roll_operator.plan.model import SCHEDULER
+from roll_operator.plan.objects import storage
+from roll_operator.plan.objects.cluster import (
+    SOURCE,
+    Cluster,
+    source_name,
+    spec_name,
+    tls_name,
+    trust_name,
+)
+
+Json = dict[str, Any]
+
+JOB_FOLDER = "/etc/roll/job"
+TRUST_FOLDER = "/etc/roll/trust"
+TLS_FOLDER = "/etc/roll/tls"
+ARCHIVE_FOLDER = "/etc/roll/source"
+TOKEN_FOLDER = "/var/run/secrets/roll"
+TOKEN_SECONDS = 3600
+
+SERVERS = (SCHEDULER, "trainer")
+"""Roles that others connect to: they hold the job's certificate."""
+
+PROTECTED = frozenset({"roll-job", "roll-trust", "roll-tls", "roll-token"})
+"""Volumes that a template cannot replace."""
+
+
+def audience(job: RLJob) -> str:
+    """A token for one job is of no use with another's scheduler."""
+    return f"roll.dev/{job.metadata.uid}"
+
+
+def volumes(job: RLJob, role: str, cluster: Cluster, tls: str) -> list[Json]:
+    token = {"path": "token", "audience": audience(job), "expirationSeconds": TOKEN_SECONDS}
+    result = [
+        {"name": "roll-job", "configMap": {"name": spec_name(job)}},
+        {"name": "roll-trust", "projected": {"sources": _trust(job, cluster)}},
+        {"name": "roll-token", "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": "roll-tmp", "emptyDir": {}},
+        storage.volume(job, role),
+    ]
+    if role in SERVERS:
+        keys = [{"key": key, "path": key} for key in ("tls.crt", "tls.key")]
+        # For the group, because the volume's files belong to root.
+        secret = {"secretName": tls, "items": keys, "defaultMode": 0o440}
+        result.append({"name": "roll-tls", "secret": secret})
+    if role != SCHEDULER:
+        archive = {"name": source_name(job), "optional": True}
+        result.append({"name": "roll-archive", "configMap": archive})
+        result.append({"name": "roll-source", "emptyDir": {}})
+    if _gpu(job, role):
+        # Libraries that move tensors between processes need more than a container's 64 MB.
+        result.append({"name": "roll-shm", "emptyDir": {"medium": "Memory"}})
+    return result
+
+
+def mounts(job: RLJob, role: str) -> list[Json]:
+    result: list[Json] = [
+        {"name": "roll-job", "mountPath": JOB_FOLDER, "readOnly": True},
+        {"name": "roll-trust", "mountPath": TRUST_FOLDER, "readOnly": True},
+        {"name": "roll-token", "mountPath": TOKEN_FOLDER, "readOnly": True},
+        {"name": "roll-tmp", "mountPath": "/tmp"},
+        storage.mount(job, role),
+    ]
+    if role in SERVERS:
+        result.append({"name": "roll-tls", "mountPath": TLS_FOLDER, "readOnly": True})
+    if role != SCHEDULER:
+        result.append({"name": "roll-archive", "mountPath": ARCHIVE_FOLDER, "readOnly": True})
+        # A volume of its own: a shared claim would be unpacked into by several pods at once.
+        result.append({"name": "roll-source", "mountPath": SOURCE})
+    if _gpu(job, role):
+        result.append({"name": "roll-shm", "mountPath": "/dev/shm"})
+    return result
+
+
+def _trust(job: RLJob, cluster: Cluster) -> list[Json]:
+    """cert-manager's authority is in its Secret, which the operator may not read."""
+    keys = ["jwks.json"] if cluster.cert_manager_issuer else ["ca.crt", "jwks.json"]
+    sources: list[Json] = [{"configMap": {"name": trust_name(job), "items": _items(keys)}}]
+    if cluster.cert_manager_issuer:
+        sources.append({"secret": {"name": tls_name(job), "items": _items(["ca.crt"])}})
+    return sources
+
+
+def _items(keys: list[str]) -> list[Json]:
+    return [{"key": key, "path": key} for key in keys]
+
+
+def _gpu(job: RLJob, role: str) -> bool:
+    return role != SCHEDULER and getattr(job.spec.roles, role).gpu is not None

@@ -1,0 +1,86 @@
+"""All pods of a job get their nodes at once, or none does: PodGroups, where the cluster serves them.
+
+A run starts as one gang: the pods that are created before all were ready once belong to the group `<job>`.
+Afterwards a lost pod must not wait for others, nor others for it, so replacements stand alone; only the ranks
+of a trainer, which restart together, are a gang again: `<job>.trainer` (a job's name has no dot). Thereby
+scaling a running job touches no gang that anybody waits for.
+"""
+
+from typing import Any
+
+from roll_api import RLJob
+
+from roll_operator.plan.desired import desired_pods
+from roll_operator.plan.objects.cluster import Cluster, Manifest, metadata
+
+IN_TREE = "scheduling.k8s.io"
+COSCHEDULING = "scheduling.x-k8s.io"
+VOLCANO = "scheduling.volcano.sh"
+
+SCHEDULERS = {COSCHEDULING: "scheduler-plugins-scheduler", VOLCANO: "volcano"}
+"""The schedulers that read a PodGroup, under the names of their charts; the in-tree one is the default."""
+
+FIXED = (f"{IN_TREE}/v1alpha2",)
+"""APIs whose PodGroup cannot be changed; later ones let minCount change."""
+
+
+def pod_groups(job: RLJob, cluster: Cluster) -> list[Manifest]:
+    api = _api(job, cluster)
+    if api is None:
+        return []
+    sizes = {job.name: len(desired_pods(job))}
+    if job.spec.roles.trainer.replicas > 1:
+        sizes[_ranks(job)] = job.spec.roles.trainer.replicas
+    return [
+        {
+            "apiVersion": api,
+            "kind": "PodGroup",
+            "metadata": metadata(job, name),
+            "spec": _spec(job, api, size),
+        }
+        for name, size in sizes.items()
+    ]
+
+
+def join(pod: Manifest, job: RLJob, role: str, cluster: Cluster, starting: bool) -> None:
+    """Makes the pod a member of its group, in the way that the API's scheduler looks for."""
+    api, name = _api(job, cluster), _group_of(job, role, starting)
+    if api is None:
+        return
+    group = api.split("/")[0]
+    scheduler = cluster.pod_group_scheduler or SCHEDULERS.get(group)
+    if scheduler:  # of all pods: two schedulers on the same nodes would compete for them
+        pod["spec"]["schedulerName"] = scheduler
+    if name is None:
+        return
+    if group == IN_TREE:
+        pod["spec"]["schedulingGroup"] = {"podGroupName": name}
+    elif group == COSCHEDULING:
+        pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = name
+    else:
+        pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = name
+
+
+def _api(job: RLJob, cluster: Cluster) -> str | None:
+    api = cluster.pod_group_api if job.spec.scheduling.gang == "Auto" else None
+    known = (IN_TREE, COSCHEDULING, VOLCANO)
+    return api if api and api.split("/")[0] in known else None
+
+
+def _ranks(job: RLJob) -> str:
+    return f"{job.name}.trainer"
+
+
+def _group_of(job: RLJob, role: str, starting: bool) -> str | None:
+    if starting:
+        return job.name
+    return _ranks(job) if role == "trainer" and job.spec.roles.trainer.replicas > 1 else None
+
+
+def _spec(job: RLJob, api: str, size: int) -> dict[str, Any]:
+    if api.startswith(f"{IN_TREE}/"):
+        return {"schedulingPolicy": {"gang": {"minCount": size}}}
+    spec: dict[str, Any] = {"minMember": size}
+    if api.startswith(f"{VOLCANO}/") and job.spec.scheduling.priority_class:
+        spec["priorityClassName"] = job.spec.scheduling.priority_class
+    return spec

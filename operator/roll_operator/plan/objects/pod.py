@@ -1,0 +1,208 @@
+"""The pod of one place of a job, from `StartPod` to the manifest."""
+
+from typing import Any
+
+from roll_api import RLJob, spec_hash
+from roll_api.pods import Placement, Resources
+from roll_api.roles import Gpu, Role
+
+from roll_operator.plan.desired import grace_of
+from roll_operator.plan.model import SCHEDULER, StartPod
+from roll_operator.plan.objects import files, gpu, placement
+from roll_operator.plan.objects.cluster import (
+    ATTEMPT_LABEL,
+    INDEX_LABEL,
+    METRICS_PORT,
+    ROLE_LABEL,
+    SCHEDULER_PORT,
+    SPEC_HASH_ANNOTATION,
+    WORKER_PORT,
+    Cluster,
+    Manifest,
+    host,
+    metadata,
+    site,
+    tls_name,
+)
+from roll_operator.plan.objects.gang import join
+from roll_operator.plan.objects.queue import enqueue
+from roll_operator.plan.objects.template import merged
+
+USER = 10001
+MASTER_PORT = 29500
+
+
+def pod(
+    job: RLJob,
+    start: StartPod,
+    cluster: Cluster,
+    *,
+    serial: int | str = 1,
+    starting: bool = True,
+) -> Manifest:
+    """`serial` names the certificate; `starting`: not all pods of this run were ready yet (see gang)."""
+    role = _role(job, start.role)
+    template = role.template if role else job.spec.scheduler.template
+    result: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(job, start),
+        "spec": _spec(job, start, cluster, role, serial),
+    }
+    join(result, job, start.role, cluster, starting)
+    enqueue(result, job, start.role)
+    ours = {variable["name"] for variable in result["spec"]["containers"][0]["env"]}
+    protected = files.PROTECTED | (
+        ours - set(role.env if role else ()) - {"HOME", "OMP_NUM_THREADS"}
+    )
+    return merged(result, template, protected)
+
+
+def _metadata(job: RLJob, start: StartPod) -> Manifest:
+    result = metadata(job, start.name)
+    result["labels"] |= {
+        ROLE_LABEL: start.role,
+        INDEX_LABEL: str(start.index),
+        ATTEMPT_LABEL: str(start.attempt),
+    }
+    result["annotations"] = {SPEC_HASH_ANNOTATION: spec_hash(job)}
+    return result
+
+
+def _spec(
+    job: RLJob, start: StartPod, cluster: Cluster, role: Role | None, serial: int | str
+) -> Manifest:
+    wanted = role.gpu if role else None
+    where = role.placement if role else Placement()
+    tls = tls_name(job, None if cluster.cert_manager_issuer else serial)
+    spec: Manifest = {
+        "hostname": start.name,
+        "subdomain": job.name,
+        # A worker's end is judged by the planner; the scheduler has nobody but the kubelet.
+        "restartPolicy": "Never" if role else "Always",
+        "serviceAccountName": job.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": round(grace_of(start.role)),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": [*placement.node_loss(), *gpu.tolerations(wanted)],
+        "containers": [_container(job, start, cluster, role)],
+        "volumes": files.volumes(job, start.role, cluster, tls),
+    }
+    if cluster.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
+    if job.spec.scheduling.priority_class:
+        spec["priorityClassName"] = job.spec.scheduling.priority_class
+    if even := placement.spread(job, start.role, where):
+        spec["topologySpreadConstraints"] = even
+    if affinity := _affinity(job, start.role, where, wanted):
+        spec["affinity"] = affinity
+    return spec
+
+
+def _affinity(job: RLJob, role: str, where: Placement, wanted: Gpu | None) -> Manifest:
+    result = placement.affinity(job, role, where)
+    if nodes := gpu.node_affinity(wanted):
+        result["nodeAffinity"] = nodes
+    return result
+
+
+def _container(job: RLJob, start: StartPod, cluster: Cluster, role: Role | None) -> Manifest:
+    package = "roll_workers" if role else "roll_operator.scheduler"
+    port = WORKER_PORT if role else SCHEDULER_PORT
+    result: Manifest = {
+        "name": start.role,
+        "image": (job.spec.image or cluster.worker_image) if role else cluster.operator_image,
+        "imagePullPolicy": cluster.pull_policy,
+        "command": ["python", "-m", package],
+        "env": _env(job, start, cluster),
+        "ports": [
+            {"name": "grpc", "containerPort": port},
+            {"name": "metrics", "containerPort": METRICS_PORT},
+        ],
+        "resources": _resources(
+            cluster, start.role, role.resources if role else job.spec.scheduler.resources, role
+        ),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The last lines of the log, where the process wrote no message of its own.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": files.mounts(job, start.role),
+    }
+    if role is None:
+        result |= _probes()
+    return result
+
+
+def _probes() -> Manifest:
+    """Whether the port is open: TLS keeps the kubelet from asking more. A large ledger takes long to open."""
+    knock = {"tcpSocket": {"port": SCHEDULER_PORT}}
+    return {
+        "startupProbe": {**knock, "periodSeconds": 1, "failureThreshold": 600},
+        "readinessProbe": {**knock, "periodSeconds": 5},
+        "livenessProbe": {**knock, "periodSeconds": 10, "failureThreshold": 6},
+    }
+
+
+def _resources(cluster: Cluster, name: str, given: Resources, role: Role | None) -> Manifest:
+    """The operator's setting where the job says nothing; GPUs are limits, which are requests too."""
+    default = cluster.resources_of(name)
+    said = {kind: dict(amounts) for kind, amounts in given.model_dump().items() if amounts}
+    result = said or {kind: dict(amounts) for kind, amounts in default.items() if amounts}
+    if devices := gpu.limits(role.gpu if role else None):
+        result["limits"] = {**result.get("limits", {}), **devices}
+    return result
+
+
+def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
+    """What the planner tells every process, with the addresses and files of a cluster."""
+    values = dict(start.env) | {
+        "HOME": dict(start.env).get("HOME", "/tmp"),
+        "ROLL_TRUST": files.TRUST_FOLDER,
+        "ROLL_TOKEN": f"{files.TOKEN_FOLDER}/token",
+        "ROLL_HOST": host(job, start.name),
+        "ROLL_METRICS_PORT": str(METRICS_PORT),
+    }
+    if start.role in files.SERVERS:
+        values["ROLL_TLS"] = files.TLS_FOLDER
+    if start.role == SCHEDULER:
+        values |= {
+            "ROLL_LISTEN": site(job).listen,
+            "ROLL_SOCKET": "/tmp/roll.sock",
+            "ROLL_OPERATOR": cluster.operator_identity,
+        }
+    else:
+        values |= {"ROLL_PORT": str(WORKER_PORT), "ROLL_ARCHIVE": files.ARCHIVE_FOLDER}
+    if start.role == "trainer":
+        values |= _rendezvous(job)
+    values.pop("ROLL_POD_UID", None)  # what the planner calls a uid, the API server decides
+    uid = {"name": "ROLL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    return [uid, *({"name": name, "value": values[name]} for name in sorted(values))]
+
+
+def _rendezvous(job: RLJob) -> dict[str, str]:
+    """Where torch's ranks meet. RANK and WORLD_SIZE are the planner's, the same on one machine."""
+    trainer = job.spec.roles.trainer
+    return {
+        "MASTER_ADDR": host(job, f"{job.name}-trainer-0"),
+        "MASTER_PORT": str(MASTER_PORT),
+        "LOCAL_WORLD_SIZE": str(trainer.gpu.count if trainer.gpu else 1),
+    }
+
+
+def _role(job: RLJob, role: str) -> Role | None:
+    """None for the scheduler, which is no role of the job's."""
+    if role == SCHEDULER:
+        return None
+    result: Role = getattr(job.spec.roles, role)
+    return result

@@ -1,0 +1,60 @@
+"""Where a job's files outlive its pods: its own claims, or a claim that the user gave."""
+
+from typing import Any
+
+from roll_api import RLJob
+
+from roll_operator.plan.model import SCHEDULER
+from roll_operator.plan.objects.cluster import STORAGE, Manifest, metadata
+
+VOLUME = "roll-storage"
+
+
+def claims(job: RLJob) -> list[Manifest]:
+    """Both are for one pod at a time, and go with the job."""
+    storage = job.spec.storage
+    result = []
+    if storage.size is not None:
+        result.append(_claim(job, f"{job.name}-storage", storage.size))
+    if storage.ledger == "Claim":
+        result.append(_claim(job, f"{job.name}-ledger", storage.ledger_size))
+    return result
+
+
+def volume(job: RLJob, role: str) -> dict[str, Any]:
+    claim = _claim_of(job, role)
+    if claim is None:
+        return {"name": VOLUME, "emptyDir": {}}
+    return {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}}
+
+
+def mount(job: RLJob, role: str) -> dict[str, Any]:
+    """Jobs that were given the same claim have a folder each, and do not see each other's."""
+    given = role != SCHEDULER and _claim_of(job, role) == job.spec.storage.claim is not None
+    return {"name": VOLUME, "mountPath": STORAGE} | ({"subPath": job.name} if given else {})
+
+
+def _claim_of(job: RLJob, role: str) -> str | None:
+    storage = job.spec.storage
+    if role == SCHEDULER:
+        return f"{job.name}-ledger" if storage.ledger == "Claim" else None
+    if role == "trainer" and storage.size is not None:
+        return f"{job.name}-storage"
+    # Weights that are streamed need no shared folder: then the claim may be for one node only.
+    shared = role == "trainer" or job.spec.weights.transfer != "Stream"
+    return storage.claim if shared else None
+
+
+def _claim(job: RLJob, name: str, size: str) -> Manifest:
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": size}},
+    }
+    if job.spec.storage.storage_class is not None:
+        spec["storageClassName"] = job.spec.storage.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(job, name),
+        "spec": spec,
+    }
