@@ -19,6 +19,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from roll_workers.errors import Drained, Refused, UserError
 from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.source import unpack
 
 log = logging.getLogger("roll_workers")
 
@@ -60,6 +61,7 @@ def run(config: WorkerConfig) -> None:
     """Runs the role's loop to its end."""
     from roll_workers.runtime.metrics import serve_metrics
 
+    unpack(config.archive, config.source)
     job = config.load_job()
     serve_metrics(config)
     log.info("%s starts as %s, attempt %d", config.pod, config.role, config.attempt)

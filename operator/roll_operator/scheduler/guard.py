@@ -14,6 +14,7 @@ announced yet, keys that can't be read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# A pod's first word and the operator's about it come at about the same time: who waits here for a moment
+# need not come again seconds later.
+ANNOUNCED_SECONDS = 5.0
+POLL_SECONDS = 0.1
 REPEAT_SECONDS = 60.0  # the same refusal of the same peer is logged this often
 REMEMBERED = 1000
 
@@ -70,6 +75,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def enter(self, hello: Hello, context: Any) -> None:
         """Returns if this Hello may be listened to. A pod that is gone is told so by whoever reads it."""
+        patience = time.monotonic() + ANNOUNCED_SECONDS
+        while self._roster.standing(hello.pod_uid) is Standing.UNKNOWN:
+            if time.monotonic() >= patience:
+                break
+            await asyncio.sleep(POLL_SECONDS)
         try:
             self._check_hello(hello, _bearer(context.invocation_metadata()))
         except Refusal as refusal:

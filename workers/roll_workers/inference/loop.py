@@ -123,7 +123,8 @@ class Inference:
             if _version(policy) <= self.version:
                 continue
             try:
-                _, weights = await asyncio.to_thread(fetch, policy, self.cache)
+                trust = self.session.config.trust
+                _, weights = await asyncio.to_thread(fetch, policy, self.cache, trust=trust)
             except FetchError as error:
                 log.warning("%s; will retry", error)
                 # At once when something newer is published. Not `wait_for`: until Python 3.12 it loses a

@@ -32,6 +32,10 @@ class WorkerConfig:
     spec: Path  # the RLJob as JSON
     storage: Path  # the job's folder
     source: Path  # relative paths in the job resolve against it
+    archive: Path | None = None  # is unpacked into `source`, if it is there
+    trust: Path | None = None  # folder with ca.crt: who is spoken to with TLS; None: in the clear
+    token: Path | None = None  # proves to the scheduler which pod this is
+    tls: Path | None = None  # folder with tls.crt and tls.key, for this process's own services
     port: int = 0  # own gRPC (health, weights); 0: any free
     metrics_port: int | None = None  # prometheus; 0: any free; None: off
     host: str = "127.0.0.1"  # where others reach this process
@@ -78,6 +82,10 @@ class _Reader:
             return ""
         return default
 
+    def path(self, name: str) -> Path | None:
+        value = self.environ.get(name, "")
+        return Path(value) if value else None
+
     def number(self, name: str, default: int | None = None) -> int:
         value = self.text(name, None if default is None else str(default))
         if value.isdigit():
@@ -104,6 +112,10 @@ class _Reader:
             spec=Path(self.text("ROLL_SPEC")),
             storage=Path(self.text("ROLL_STORAGE")),
             source=Path(self.text("ROLL_SOURCE", ".")),
+            archive=self.path("ROLL_SOURCE_ARCHIVE"),
+            trust=self.path("ROLL_TRUST"),
+            token=Path(self.text("ROLL_TOKEN")) if self.path("ROLL_TRUST") else None,
+            tls=self.path("ROLL_TLS"),
             port=self.number("ROLL_PORT", 0),
             metrics_port=self.number("ROLL_METRICS_PORT") if metrics else None,
             host=self.text("ROLL_HOST", "127.0.0.1"),

@@ -14,8 +14,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 
-from roll_workers.errors import UserError
 from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.connection import listen
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +43,7 @@ class Services:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for add in self._add:
             add(server)
-        wanted = self._config.port
-        try:
-            # Peers reach a pod by its own address; a process on this machine only listens to itself.
-            host = "127.0.0.1" if self._config.host == "127.0.0.1" else "[::]"
-            self.port = server.add_insecure_port(f"{host}:{wanted}")
-        except RuntimeError as error:
-            raise UserError(
-                f"ROLL_PORT: can't listen on port {wanted}: it is in use or not allowed; "
-                "set another port, or 0 for any free one"
-            ) from error
+        self.port = listen(server, self._config)
         await self._health.set("", _NOT_SERVING)
         await server.start()
         self._server = server

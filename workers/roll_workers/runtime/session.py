@@ -99,7 +99,7 @@ class Session:
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()  # something changed for whoever iterates
         self._stream = Stream(
-            config.scheduler,
+            config,
             self._outbox,
             hello=self._hello,
             receive=self._receive,

@@ -4,7 +4,8 @@ Invariants:
 - reader and sender are tasks of their own: a scheduler that does not read can't keep this worker from
   reading, so flow control never deadlocks;
 - every stream begins with Hello, and goes on after Welcome with what is unacknowledged;
-- only `receive` ends it, by raising; a broken connection never does.
+- only `receive` ends it, by raising, or a scheduler that goes on to deny who this worker is; a broken
+  connection never does.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Callable
 
 import grpc
 import grpc.aio
-from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.session_pb2 import FromWorker, Hello, Ping, ToWorker
 from roll_wire.session_pb2_grpc import SessionAsyncStub
 
+from roll_workers.errors import Refused
 from roll_workers.runtime import metrics
+from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.connection import Unready, to_scheduler_aio
 from roll_workers.runtime.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,27 @@ log = logging.getLogger(__name__)
 FIRST_DELAY, LAST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 BEAT_SECONDS = 1.0  # signs of life are gathered for so long
 BEATS_PER_PING = 5
+DENIED_SECONDS = 120.0  # new keys of the cluster reach the scheduler's pod within a minute or two
+
+
+class Denied:
+    """A token may be judged by keys that are not there yet: a denial counts when it lasts."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def check(self, code: grpc.StatusCode, details: str) -> None:
+        """Raises `Refused` for a denial that stands."""
+        if code == grpc.StatusCode.PERMISSION_DENIED:
+            raise Refused("denied", details)
+        if code != grpc.StatusCode.UNAUTHENTICATED:
+            self._since = None
+            return
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= DENIED_SECONDS:
+            raise Refused("unauthenticated", details)
+
 
 Call = grpc.aio.StreamStreamCall[FromWorker, ToWorker]
 
@@ -36,7 +60,7 @@ Call = grpc.aio.StreamStreamCall[FromWorker, ToWorker]
 class Stream:
     def __init__(
         self,
-        scheduler: str,
+        config: WorkerConfig,
         outbox: Outbox,
         *,
         hello: Callable[[], Hello],
@@ -45,7 +69,8 @@ class Stream:
     ) -> None:
         self.connected = False
         self.due = asyncio.Event()  # the outbox has something to take
-        self._scheduler, self._outbox = scheduler, outbox
+        self._config, self._outbox = config, outbox
+        self._denied = Denied()
         self._hello, self._receive, self._lost = hello, receive, lost
 
     async def run(self) -> None:
@@ -60,19 +85,20 @@ class Stream:
                 self._lost()
             # Once for each outage, however long.
             level = logging.WARNING if delay == FIRST_DELAY else logging.DEBUG
-            log.log(level, "no scheduler at %s (%s), will retry", self._scheduler, reason)
+            log.log(level, "no scheduler at %s (%s), will retry", self._config.scheduler, reason)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, LAST_DELAY)
 
     async def _once(self) -> str:
         """One connection from its beginning to its end; returns why it ended."""
         try:
-            async with grpc.aio.insecure_channel(
-                self._scheduler, options=CLIENT_OPTIONS
-            ) as channel:
+            async with to_scheduler_aio(self._config) as channel:
                 await self._converse(SessionAsyncStub(channel).Open())
             return "the stream was closed"
+        except Unready as reason:
+            return str(reason)
         except grpc.aio.AioRpcError as broken:
+            self._denied.check(broken.code(), broken.details() or "")
             return f"{broken.code().name}: {broken.details()}"
         except asyncio.InvalidStateError as broken:  # a write met a call that was already over
             return str(broken)
@@ -94,6 +120,7 @@ class Stream:
         if not first.HasField("welcome"):
             raise RuntimeError(f"the scheduler began with {first.WhichOneof('message')}")
         self.connected = True
+        self._denied = Denied()
         self.due.set()
         loop = asyncio.get_running_loop()
         tasks = [

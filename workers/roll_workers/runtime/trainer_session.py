@@ -21,19 +21,23 @@ from typing import Any, TypeVar
 
 import grpc
 from roll_wire import trainer_pb2
-from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.trainer_pb2_grpc import TrainerStub
 
 from roll_workers.errors import Drained, Fenced
 from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.connection import Unready, to_scheduler
 from roll_workers.runtime.session import DRAIN_SECONDS, AddService, Draining, Session
-from roll_workers.runtime.stream import FIRST_DELAY, LAST_DELAY
+from roll_workers.runtime.stream import FIRST_DELAY, LAST_DELAY, Denied
 
 log = logging.getLogger(__name__)
 
 DRAIN_TRIES = 10  # of a call, over DRAIN_SECONDS, once the process is to stop
 POLL_SECONDS = 0.2  # how soon a waiting call notices SIGTERM or a fence
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_AWAY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 Answer = TypeVar("Answer")
 
 
@@ -138,19 +142,18 @@ class TrainerCalls:
 
     def __init__(self, session: TrainerSession) -> None:
         self._session = session
-        self._channel = grpc.insecure_channel(session.config.scheduler, options=CLIENT_OPTIONS)
-        self._stub = TrainerStub(self._channel)
+        self._channel: grpc.Channel | None = None
 
     def GetPosition(self, request: trainer_pb2.PositionRequest) -> trainer_pb2.Position:
-        return self._call(self._stub.GetPosition, request)
+        return self._call(lambda stub: stub.GetPosition, request)
 
     def Rewind(self, request: trainer_pb2.RewindRequest) -> trainer_pb2.RewindReply:
-        return self._call(self._stub.Rewind, request)
+        return self._call(lambda stub: stub.Rewind, request)
 
     def AcquireBatch(self, request: trainer_pb2.BatchRequest) -> trainer_pb2.Batch:
         """Waits for the batch as long as it takes; raises `Drained` when the process is to stop."""
         while True:
-            batch = self._call(self._stub.AcquireBatch, request, waiting=True)
+            batch = self._call(lambda stub: stub.AcquireBatch, request, waiting=True)
             if not batch.retry:
                 return batch
 
@@ -159,28 +162,36 @@ class TrainerCalls:
         return self._repeat(request, lambda: list(self._stub.FetchShard(request)))
 
     def ReportStep(self, request: trainer_pb2.StepReport) -> trainer_pb2.Done:
-        return self._call(self._stub.ReportStep, request)
+        return self._call(lambda stub: stub.ReportStep, request)
 
     def PublishVersion(self, request: trainer_pb2.Publication) -> trainer_pb2.Done:
-        return self._call(self._stub.PublishVersion, request)
+        return self._call(lambda stub: stub.PublishVersion, request)
 
     def CommitCheckpoint(
         self, request: trainer_pb2.CheckpointCommit
     ) -> trainer_pb2.CheckpointReply:
-        return self._call(self._stub.CommitCheckpoint, request)
+        return self._call(lambda stub: stub.CommitCheckpoint, request)
 
     def close(self) -> None:
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    @property
+    def _stub(self) -> TrainerStub:
+        if self._channel is None:
+            self._channel = to_scheduler(self._session.config)
+        return TrainerStub(self._channel)
 
     def _call(
         self,
-        method: grpc.UnaryUnaryMultiCallable[Any, Answer],
+        method: Callable[[TrainerStub], grpc.UnaryUnaryMultiCallable[Any, Answer]],
         request: Any,
         *,
         waiting: bool = False,
     ) -> Answer:
         def once() -> Answer:
-            call = method.future(request)
+            call = method(self._stub).future(request)
             try:
                 while True:
                     try:
@@ -203,20 +214,25 @@ class TrainerCalls:
                 job_uid=session.config.job_uid, term=term, rank=session.config.rank
             )
         )
-        delay, tries_while_draining = FIRST_DELAY, 0
+        delay, tries_while_draining, denied = FIRST_DELAY, 0, Denied()
         while True:
             session.check(waiting=waiting)
             try:
                 return attempt()
             except grpc.FutureCancelledError:
                 reason = "cancelled"
+            except Unready as error:
+                reason = str(error)
             except grpc.RpcError as error:
                 code = error.code()  # type: ignore[attr-defined]
                 reason = error.details() or ""  # type: ignore[attr-defined]
                 if code == grpc.StatusCode.FAILED_PRECONDITION:
                     raise Fenced(reason) from error
+                denied.check(code, reason)
                 if code not in _AWAY:
                     raise
+                if session.config.trust is not None:
+                    self.close()  # the next one trusts what is to be trusted by then
             if delay == FIRST_DELAY:
                 log.warning("no scheduler at %s (%s), will retry", session.config.scheduler, reason)
             if session.draining.is_set():

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 
 def main(config: WorkerConfig, job: RLJob) -> None:
-    with TrainerSession(config, serve_weights(config.storage / "weights")) as session:
+    weights = serve_weights(config.storage / "weights", closed=config.tls is not None)
+    with TrainerSession(config, weights) as session:
         trainer = Trainer(config, job, session, output=config.storage)
         try:
             trainer.run()

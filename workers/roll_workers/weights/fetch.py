@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
-from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.session_pb2 import Policy
 from roll_wire.weights_pb2 import FetchRequest, FileInfo, Manifest, ManifestRequest
 from roll_wire.weights_pb2_grpc import WeightsStub
 
+from roll_workers.runtime.connection import Unready, to_peer
 from roll_workers.weights.manifest import (
     MANIFEST,
     WEIGHTS,
@@ -48,21 +48,26 @@ class FetchError(Exception):
     """No location had the version."""
 
 
-def fetch(policy: Policy, cache: Path, *, keep: int = KEEP) -> tuple[Manifest, dict[str, Tensor]]:
-    """Blocks while it reads: call it in a thread. Streamed versions land in `cache`, to be served on."""
+def fetch(
+    policy: Policy, cache: Path, *, trust: Path | None = None, keep: int = KEEP
+) -> tuple[Manifest, dict[str, Tensor]]:
+    """Blocks while it reads: call it in a thread. Streamed versions land in `cache`, to be served on.
+
+    `trust` is the folder with the certificates that streams are to be checked with; None: in the clear.
+    """
     version = (policy.version.lineage, policy.version.number)
     reasons = []
     own = cache / version_name(version)
     for location in [str(own)] * own.exists() + list(policy.locations):
         try:
             if location.startswith("grpc:"):
-                folder = _download(location.removeprefix("grpc:"), policy, cache)
+                folder = _download(location.removeprefix("grpc:"), policy, cache, trust)
             else:
                 folder = _version_folder(Path(location), version)
             manifest, tensors = load(folder, policy)
         except FileNotFoundError:
             reasons.append(f"{location}: not there")
-        except (OSError, CorruptWeights) as error:
+        except (OSError, CorruptWeights, Unready) as error:
             reasons.append(f"{location}: {error}")
             log.warning("weights %s: %s", version_name(version), reasons[-1])
             if location.startswith("grpc:"):
@@ -101,13 +106,15 @@ def _version_folder(path: Path, version: Version) -> Path:
     return path if (path / MANIFEST).exists() else path / version_name(version)
 
 
-def _download(address: str, policy: Policy, cache: Path) -> Path:
+def _download(address: str, policy: Policy, cache: Path, trust: Path | None) -> Path:
     """Streams a version into the cache and returns its folder."""
     version = (policy.version.lineage, policy.version.number)
-    with grpc.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+    with to_peer(address, trust) as channel:
         stub = WeightsStub(channel)
         manifest = stub.GetManifest(
-            ManifestRequest(version=policy.version), timeout=ANSWER_SECONDS, wait_for_ready=False
+            ManifestRequest(version=policy.version, digest=policy.manifest_digest),
+            timeout=ANSWER_SECONDS,
+            wait_for_ready=False,
         )
         check(manifest, version, policy.manifest_digest)
         [info] = manifest.files
@@ -131,7 +138,12 @@ def _stream(stub: WeightsStub, policy: Policy, info: FileInfo, path: Path) -> No
         while (start := file.tell()) < info.size:
             try:
                 for chunk in stub.Fetch(
-                    FetchRequest(version=policy.version, file=info.name, offset=start)
+                    FetchRequest(
+                        version=policy.version,
+                        file=info.name,
+                        offset=start,
+                        digest=policy.manifest_digest,
+                    )
                 ):
                     file.write(chunk.data)
             except grpc.RpcError:

@@ -1,0 +1,74 @@
+"""The files that came along with the job: unpacked before anything looks for them.
+
+Invariants: nothing is written outside the folder, whatever the archive says; the folder appears whole, with
+the digest of its archive in it, so that several pods on one volume may all unpack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+from roll_workers.errors import UserError
+
+MARK = ".archive"  # in the folder: the digest of what was unpacked
+MOST_BYTES = 256 << 20
+MOST_FILES = 10_000
+
+
+def unpack(archive: Path | None, into: Path) -> None:
+    """Does nothing where there is no archive. UserError where it is none of ours."""
+    if archive is None or not archive.exists():
+        return
+    try:
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        into.parent.mkdir(parents=True, exist_ok=True)
+        scratch = into.with_name(f".{into.name}.{os.uname().nodename}.{os.getpid()}")
+        while _unpacked(into) != digest:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            _extract(archive, scratch)
+            (scratch / MARK).write_text(digest)
+            _put(scratch, into)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UserError(
+            f"ROLL_SOURCE_ARCHIVE: {archive} can't be unpacked into {into}: {error}"
+        ) from error
+
+
+def _extract(archive: Path, into: Path) -> None:
+    with tarfile.open(archive, "r:gz") as packed:
+        left, files = MOST_BYTES, 0
+        for member in packed:
+            left, files = left - member.size, files + 1
+            if left < 0 or files > MOST_FILES:
+                raise tarfile.TarError(
+                    f"it holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files"
+                )
+            # Refuses absolute names, links and names that lead outside, and devices.
+            packed.extract(member, into, filter="data")
+
+
+def _put(scratch: Path, into: Path) -> None:
+    """In one step, unless another pod was faster."""
+    old = scratch.with_name(scratch.name + ".old")
+    with contextlib.suppress(FileNotFoundError):
+        into.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        scratch.rename(into)
+    except OSError:
+        if not into.exists():
+            raise
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _unpacked(into: Path) -> str:
+    try:
+        return (into / MARK).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
