@@ -7,7 +7,7 @@ import grpc.aio
 from roll_wire import control_pb2, control_pb2_grpc
 from roll_wire.channel import CLIENT_OPTIONS
 
-from roll_operator.plan import Pod, Progress
+from roll_operator.plan import Held, Pod, Progress
 
 CALL_SECONDS = 5.0
 RECONNECT = {  # a restarted scheduler is wanted at once
@@ -21,8 +21,15 @@ CHANNEL_OPTIONS = tuple((dict(CLIENT_OPTIONS) | RECONNECT).items())
 class SchedulerLink:
     """Never raises for a scheduler that is away: that is a fact to plan with, not an error."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None = None, name: str = ""
+    ) -> None:
+        """`name` is the one in the scheduler's certificate, where the address is another."""
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
         self._control = control_pb2_grpc.ControlAsyncStub(self._channel)
 
     async def close(self) -> None:
@@ -37,7 +44,10 @@ class SchedulerLink:
             return None
         return read_progress(reply)
 
-    async def sync(self, job_uid: str, current: Iterable[Pod], gone: Iterable[str]) -> bool:
+    async def sync(
+        self, job_uid: str, current: Iterable[Pod], gone: Iterable[str], leader: int | None = None
+    ) -> bool:
+        """With a `leader`, the term of the operator that leads, `current` is the whole truth."""
         message = control_pb2.Pods(
             job_uid=job_uid,
             current=[
@@ -45,6 +55,8 @@ class SchedulerLink:
                 for p in current
             ],
             gone=list(gone),
+            authoritative=leader is not None,
+            leader=leader or 0,
         )
         try:
             await self._control.SyncPods(message, timeout=CALL_SECONDS)
@@ -74,4 +86,11 @@ def read_progress(reply: control_pb2.JobProgress) -> Progress:
         tokens=reply.tokens,
         notices=tuple(reply.notices),
         last_progress_at=reply.last_progress_at,
+        held=_held(reply.held) if reply.HasField("held") else None,
+        metrics=dict(reply.metrics),
     )
+
+
+def _held(sample: control_pb2.SampleState) -> Held:
+    unit = sample.unit
+    return Held(sample.worker, f"{unit.group}/{unit.index}", sample.stage, sample.stage_seconds)

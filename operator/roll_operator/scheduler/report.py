@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
 
 from roll_wire import control_pb2, session_pb2
@@ -82,7 +83,15 @@ def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress
         lineage=state.lineage,
         last_progress_at=state.last_progress,
         tokens=state.counters["tokens"],
+        metrics=json.loads(state.metrics),
+        held=_held(state, now),
     )
+
+
+def _held(state: JobState, now: float) -> control_pb2.SampleState | None:
+    """The sample that a worker has had for the longest time: where a job that stands still is looked at first."""
+    oldest = min(state.leases.values(), key=lambda lease: lease.granted, default=None)
+    return None if oldest is None else sample_state(state, oldest.unit, now)
 
 
 def sample_state(state: JobState, unit: Unit, now: float) -> control_pb2.SampleState:

@@ -223,6 +223,7 @@ class JobState:
     dirty_groups: dict[int, Group] = field(default_factory=dict)
     dirty_units: dict[tuple[int, int], Unit] = field(default_factory=dict)
     last_progress: float = 0.0
+    metrics: str = "{}"  # of the newest step, as the trainer reported them
 
     @property
     def first_open_step(self) -> int:

@@ -178,6 +178,7 @@ def report(state: JobState, term: int, step: int, metrics: str, now: float) -> N
     batch.groups = None  # whoever asks again gets them from the ledger
     state.reported = step
     state.last_progress = now
+    state.metrics = metrics
     state.writes.steps.append((state.lineage, step, term, metrics, now))
 
 
