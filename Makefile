@@ -13,7 +13,7 @@ GPU_ONLY := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvid
   nvidia-cudnn-cu13 nvidia-cufft nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvtx
 
-.PHONY: setup demo test lint generate lock clean help
+.PHONY: setup demo test lint generate cluster cluster-down lock clean help
 .DEFAULT_GOAL := help
 
 setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bin/roll
@@ -34,6 +34,13 @@ generate: setup ## write again what is generated: the CRD and the wire stubs
 	$(BIN)/python -m roll_api.crd
 	$(BIN)/python -m roll_wire.generate
 
+cluster: setup ## a real Kubernetes on this machine (or the one of KUBECONFIG) with the operator installed
+	$(BIN)/python -m roll_cluster up
+	$(BIN)/python -m roll_cluster install
+
+cluster-down: setup ## stop it and leave nothing behind
+	$(BIN)/python -m roll_cluster down
+
 lock: | $(UV) ## resolve the dependencies of pyproject.toml and pin them, with checksums
 	$(COMPILE) --extra operator --extra worker --group dev -o requirements/dev.lock
 	$(COMPILE) --extra operator --extra worker --group dev --extra smollm2 -o requirements/smollm2.lock
@@ -45,10 +52,10 @@ lock: | $(UV) ## resolve the dependencies of pyproject.toml and pin them, with c
 
 clean: ## remove the environment, runs and caches
 	rm -rf .venv runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find crds proto operator workers tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find crds proto operator workers cluster tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 # Bytecode is made once, here: importing torch without it costs every worker process ten seconds.
 $(STAMP): pyproject.toml requirements/$(LOCK).lock | $(UV)

@@ -1,11 +1,11 @@
-"""`python -m roll_cluster up|down|status|images|build`: see ../README.md."""
+"""`python -m roll_cluster up|install|down|status|images|build`: see ../README.md."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from roll_cluster import binaries
+from roll_cluster import binaries, project
 from roll_cluster.cluster import Cluster
 from roll_cluster.settings import ClusterError, State, binaries_folder
 
@@ -24,12 +24,24 @@ def main() -> int:
 
 
 def up(cluster: Cluster, options: argparse.Namespace) -> None:
-    given = os.environ.get("KUBECONFIG")
-    if given and Path(given).absolute() != cluster.state.kubeconfig:
+    if given := _given(cluster):
         say(f"the cluster of KUBECONFIG={given} is used; none is started here")
         return
     cluster.up()
     say(f"export KUBECONFIG={cluster.state.kubeconfig} PATH={binaries_folder()}:$PATH")
+
+
+def install(cluster: Cluster, options: argparse.Namespace) -> None:
+    given = _given(cluster)
+    if not given:
+        project.load_images(cluster.containers, say)
+    project.install_chart(given or cluster.state.kubeconfig, say)
+
+
+def _given(cluster: Cluster) -> Path | None:
+    """The kubeconfig of somebody else's cluster."""
+    given = os.environ.get("KUBECONFIG")
+    return Path(given) if given and Path(given).absolute() != cluster.state.kubeconfig else None
 
 
 def down(cluster: Cluster, options: argparse.Namespace) -> None:
@@ -44,8 +56,6 @@ def status(cluster: Cluster, options: argparse.Namespace) -> None:
 
 
 def images(cluster: Cluster, options: argparse.Namespace) -> None:
-    if cluster.containers.process.pid is None:
-        raise ClusterError("the cluster is not up: `make cluster` starts it")
     for archive in options.archives:
         say(cluster.containers.import_archive(archive))
     if not options.archives:
@@ -61,7 +71,14 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-COMMANDS = {"up": up, "down": down, "status": status, "images": images, "build": build}
+COMMANDS = {
+    "up": up,
+    "install": install,
+    "down": down,
+    "status": status,
+    "images": images,
+    "build": build,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="start it, or what is missing of it")
+    commands.add_parser("install", help="build and import the images, install the chart")
     ending = commands.add_parser("down", help="stop it and clean up")
     ending.add_argument("--purge", action="store_true", help="remove image store and logs as well")
     commands.add_parser("status", help="its processes")

@@ -24,6 +24,8 @@ from roll_cluster.settings import (
     ISSUER,
     SERVICE_RANGE,
     ClusterError,
+    binaries_folder,
+    cache,
 )
 
 LOOPBACK = "127.0.0.1"
@@ -146,7 +148,7 @@ class ApiServer:
             ],
             with_parent=self.with_parent,
         )
-        self.etcd.wait(lambda: _listens(client), 30)
+        self.etcd.wait(lambda: listens(LOOPBACK, client), 30)
 
     @property
     def _etcd_port(self) -> Path:
@@ -189,14 +191,17 @@ class ApiServer:
 
 
 def kubectl(kubeconfig: Path, *arguments: str | Path, stdin: str | None = None) -> str:
-    program = binaries.require("kubectl") / "kubectl"
-    # Its cache of what a server can do must not be shared by servers that take turns on an address.
-    environment = os.environ | {
-        "KUBECONFIG": str(kubeconfig),
-        "KUBECACHEDIR": str(kubeconfig.parent / "kubectl-cache"),
-    }
+    """What kubectl prints; an error with what it said."""
+    built = binaries_folder() / "kubectl"
+    program = built if built.exists() else shutil.which("kubectl")
+    if program is None:
+        raise ClusterError("kubectl is not there: `.venv/bin/python -m roll_cluster build kubectl`")
+    # Not among the user's own files: servers of tests come and go on arbitrary ports.
+    remembered = {"KUBECONFIG": str(kubeconfig), "KUBECACHEDIR": str(cache() / "kubectl")}
     command = [str(program), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | remembered, input=stdin, capture_output=True, text=True
+    )
     if done.returncode:
         raise ClusterError(f"kubectl {' '.join(command[1:])}: {done.stderr.strip()}")
     return done.stdout
@@ -208,9 +213,9 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _listens(port: int) -> bool:
+def listens(address: str, port: int) -> bool:
     try:
-        socket.create_connection((LOOPBACK, port), timeout=1).close()
+        socket.create_connection((address, port), timeout=1).close()
     except OSError:
         return False
     return True

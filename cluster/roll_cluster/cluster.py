@@ -10,13 +10,12 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from roll_cluster import binaries, manifests, network, packages
-from roll_cluster.api_server import ApiServer
+from roll_cluster.api_server import ApiServer, listens
 from roll_cluster.components import LOOPBACK, Components
 from roll_cluster.containers import Containers
 from roll_cluster.processes import Process, run
@@ -114,9 +113,9 @@ class Cluster:
         self.api.kubectl("apply", "--server-side", "-f", "-", stdin=objects)
         self.coredns.start(components.coredns())
 
-        self.scheduler.wait(lambda: _listens(LOOPBACK, 10259), 60)
-        self.proxy.wait(lambda: _listens(LOOPBACK, 10256), 60)
-        self.coredns.wait(lambda: _listens(NODE_IP, 53), 60)
+        self.scheduler.wait(lambda: listens(LOOPBACK, 10259), 60)
+        self.proxy.wait(lambda: listens(LOOPBACK, 10256), 60)
+        self.coredns.wait(lambda: listens(NODE_IP, 53), 60)
         self.controller_manager.wait(self._default_account_exists, 60)
         self.kubelet.wait(self._node_is_ready, 90)
         self.say(f"node {NODE} is ready, {time.monotonic() - began:.0f} s after the start")
@@ -174,14 +173,6 @@ def _alone() -> Iterator[None]:
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _listens(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _mounts_below(folder: Path) -> list[str]:

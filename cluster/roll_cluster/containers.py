@@ -69,6 +69,8 @@ class Containers:
         self.process.wait(lambda: bool(self.ctr("version", check=False)), 30)
 
     def ctr(self, *arguments: str | Path, check: bool = True) -> str:
+        if self.process.pid is None:
+            raise ClusterError("the cluster is not up: `make cluster` starts it")
         socket = self.state.containerd_socket
         return run("ctr", "--address", socket, "--namespace", "k8s.io", *arguments, check=check)
 

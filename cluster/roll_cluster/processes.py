@@ -52,22 +52,22 @@ class Process:
     def wait(self, answers: Callable[[], bool], seconds: float) -> None:
         """Until it answers; an error with the end of its log if it ends or takes too long."""
         deadline = time.monotonic() + seconds
-        while not answers():
-            if self.pid is None:
-                raise ClusterError(f"{self.name} ended at once; {self.last_words()}")
+        while self.pid is not None:
+            if answers():
+                return
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{self.name} is not ready after {seconds:g} s; {self.last_words()}"
                 )
             time.sleep(0.05)
+        raise ClusterError(f"{self.name} ended at once; {self.last_words()}")
 
     def stop(self, seconds: float = 10) -> None:
         """SIGTERM, then SIGKILL; returns when it is gone."""
         for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, 10)):
-            if (pid := self.pid) is None:
-                break
-            end(pid, number, patience)
-        else:
+            if (pid := self.pid) is not None:
+                end(pid, number, patience)
+        if self.pid is not None:
             raise ClusterError(f"{self.name} (process {self.pid}) cannot be stopped")
         self.pid_file.unlink(missing_ok=True)
 

@@ -1,0 +1,54 @@
+"""The cluster of this session: the one of KUBECONFIG, the one that is up, or one started for it.
+
+A cluster that was started here is stopped at the end; one that was there before is left as it is.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from roll_cluster import State
+from roll_cluster.cluster import Cluster
+from support.kubernetes import Kubernetes, roll_cluster
+
+FOLDER = Path(__file__).parent
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a cluster is marked; what ends it comes last."""
+    for item in items:
+        if item.path.is_relative_to(FOLDER) and "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+    items.sort(key=lambda item: item.get_closest_marker("ends_the_cluster") is not None)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Kubernetes]:
+    state = State.from_environment()
+    given = os.environ.get("KUBECONFIG")
+    if given and Path(given).absolute() != state.kubeconfig:
+        yield Kubernetes(Path(given), None)
+        return
+    if os.geteuid() != 0:
+        reason = "tests/cluster left out: no KUBECONFIG, and starting a cluster here needs root"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    was_up = all(process.pid for process in Cluster(state, print).processes)
+    roll_cluster("up")
+    yield Kubernetes(state.kubeconfig, state, started_here=not was_up)
+    if not was_up:
+        roll_cluster("down")
+
+
+@pytest.fixture
+def namespace(cluster: Kubernetes) -> Iterator[str]:
+    """A namespace of its own that admits only restricted pods."""
+    name = f"test-{uuid4().hex[:8]}"
+    cluster("create", "namespace", name)
+    cluster("label", "namespace", name, RESTRICTED)
+    yield name
+    cluster("delete", "namespace", name, "--wait=false")
