@@ -98,12 +98,17 @@ OF_THE_OPERATOR = ("suspend", "failurePolicy", "runPolicy", "restart", "managedB
 """Keys of the spec that no process reads."""
 
 
-def spec_hash(job: RLJob) -> str:
-    """Names what the pods of a job are made from; scaling, suspending and budgets do not change it."""
+def told_spec(job: RLJob) -> dict[str, Any]:
+    """The spec as the processes of a job are told it; scaling, suspending and budgets do not change it."""
     spec = job.spec.model_dump(mode="json", exclude_none=True)
     for key in OF_THE_OPERATOR:
         spec.pop(key, None)
     for role in ("inference", "reward", "environment"):
         del spec["roles"][role]["replicas"]
-    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return spec
+
+
+def spec_hash(job: RLJob) -> str:
+    """Names what the pods of a job are made from."""
+    canonical = json.dumps(told_spec(job), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

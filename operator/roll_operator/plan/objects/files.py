@@ -7,7 +7,6 @@ from roll_api import RLJob
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import storage
 from roll_operator.plan.objects.cluster import (
-    SOURCE,
     Cluster,
     source_name,
     spec_name,
@@ -21,6 +20,7 @@ JOB_FOLDER = "/etc/roll/job"
 TRUST_FOLDER = "/etc/roll/trust"
 TLS_FOLDER = "/etc/roll/tls"
 ARCHIVE_FOLDER = "/etc/roll/source"
+ARCHIVE = f"{ARCHIVE_FOLDER}/source.tar.gz"
 TOKEN_FOLDER = "/var/run/secrets/roll"
 TOKEN_SECONDS = 3600
 
@@ -53,7 +53,6 @@ def volumes(job: RLJob, role: str, cluster: Cluster, tls: str) -> list[Json]:
     if role != SCHEDULER:
         archive = {"name": source_name(job), "optional": True}
         result.append({"name": "roll-archive", "configMap": archive})
-        result.append({"name": "roll-source", "emptyDir": {}})
     if _gpu(job, role):
         # Libraries that move tensors between processes need more than a container's 64 MB.
         result.append({"name": "roll-shm", "emptyDir": {"medium": "Memory"}})
@@ -72,8 +71,6 @@ def mounts(job: RLJob, role: str) -> list[Json]:
         result.append({"name": "roll-tls", "mountPath": TLS_FOLDER, "readOnly": True})
     if role != SCHEDULER:
         result.append({"name": "roll-archive", "mountPath": ARCHIVE_FOLDER, "readOnly": True})
-        # A volume of its own: a shared claim would be unpacked into by several pods at once.
-        result.append({"name": "roll-source", "mountPath": SOURCE})
     if _gpu(job, role):
         result.append({"name": "roll-shm", "mountPath": "/dev/shm"})
     return result

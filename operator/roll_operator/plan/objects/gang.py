@@ -3,7 +3,8 @@
 A run starts as one gang: the pods that are created before all were ready once belong to the group `<job>`.
 Afterwards a lost pod must not wait for others, nor others for it, so replacements stand alone; only the ranks
 of a trainer, which restart together, are a gang again: `<job>.trainer` (a job's name has no dot). Thereby
-scaling a running job touches no gang that anybody waits for.
+scaling a running job touches no gang that anybody waits for. Where a PodGroup cannot be changed, its size is
+part of its name, and a run that starts with another size is another group.
 """
 
 from typing import Any
@@ -21,16 +22,16 @@ SCHEDULERS = {COSCHEDULING: "scheduler-plugins-scheduler", VOLCANO: "volcano"}
 """The schedulers that read a PodGroup, under the names of their charts; the in-tree one is the default."""
 
 FIXED = (f"{IN_TREE}/v1alpha2",)
-"""APIs whose PodGroup cannot be changed; later ones let minCount change."""
+"""APIs whose PodGroups cannot be changed; later ones let minCount change."""
 
 
 def pod_groups(job: RLJob, cluster: Cluster) -> list[Manifest]:
     api = _api(job, cluster)
     if api is None:
         return []
-    sizes = {job.name: len(desired_pods(job))}
-    if job.spec.roles.trainer.replicas > 1:
-        sizes[_ranks(job)] = job.spec.roles.trainer.replicas
+    gangs = [(_all(job, api), len(desired_pods(job)))]
+    if _trainers(job) > 1:
+        gangs.append((_ranks(job, api), _trainers(job)))
     return [
         {
             "apiVersion": api,
@@ -38,15 +39,16 @@ def pod_groups(job: RLJob, cluster: Cluster) -> list[Manifest]:
             "metadata": metadata(job, name),
             "spec": _spec(job, api, size),
         }
-        for name, size in sizes.items()
+        for name, size in gangs
     ]
 
 
 def join(pod: Manifest, job: RLJob, role: str, cluster: Cluster, starting: bool) -> None:
     """Makes the pod a member of its group, in the way that the API's scheduler looks for."""
-    api, name = _api(job, cluster), _group_of(job, role, starting)
+    api = _api(job, cluster)
     if api is None:
         return
+    name = _group_of(job, role, api, starting)
     group = api.split("/")[0]
     scheduler = cluster.pod_group_scheduler or SCHEDULERS.get(group)
     if scheduler:  # of all pods: two schedulers on the same nodes would compete for them
@@ -67,14 +69,22 @@ def _api(job: RLJob, cluster: Cluster) -> str | None:
     return api if api and api.split("/")[0] in known else None
 
 
-def _ranks(job: RLJob) -> str:
-    return f"{job.name}.trainer"
-
-
-def _group_of(job: RLJob, role: str, starting: bool) -> str | None:
+def _group_of(job: RLJob, role: str, api: str, starting: bool) -> str | None:
     if starting:
-        return job.name
-    return _ranks(job) if role == "trainer" and job.spec.roles.trainer.replicas > 1 else None
+        return _all(job, api)
+    return _ranks(job, api) if role == "trainer" and _trainers(job) > 1 else None
+
+
+def _all(job: RLJob, api: str) -> str:
+    return f"{job.name}.{len(desired_pods(job))}" if api in FIXED else job.name
+
+
+def _ranks(job: RLJob, api: str) -> str:
+    return f"{job.name}.trainer" + (f".{_trainers(job)}" if api in FIXED else "")
+
+
+def _trainers(job: RLJob) -> int:
+    return job.spec.roles.trainer.replicas
 
 
 def _spec(job: RLJob, api: str, size: int) -> dict[str, Any]:

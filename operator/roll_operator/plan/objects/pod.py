@@ -36,11 +36,12 @@ def pod(
     job: RLJob,
     start: StartPod,
     cluster: Cluster,
+    serial: int | str | None = None,
     *,
-    serial: int | str = 1,
     starting: bool = True,
 ) -> Manifest:
-    """`serial` names the certificate; `starting`: not all pods of this run were ready yet (see gang)."""
+    """`serial` names the operator's certificate (None: cert-manager's); `starting`: not all pods of this
+    run were ready yet, so that the pod belongs to the job's gang."""
     role = _role(job, start.role)
     template = role.template if role else job.spec.scheduler.template
     result: Manifest = {
@@ -70,11 +71,10 @@ def _metadata(job: RLJob, start: StartPod) -> Manifest:
 
 
 def _spec(
-    job: RLJob, start: StartPod, cluster: Cluster, role: Role | None, serial: int | str
+    job: RLJob, start: StartPod, cluster: Cluster, role: Role | None, serial: int | str | None
 ) -> Manifest:
     wanted = role.gpu if role else None
     where = role.placement if role else Placement()
-    tls = tls_name(job, None if cluster.cert_manager_issuer else serial)
     spec: Manifest = {
         "hostname": start.name,
         "subdomain": job.name,
@@ -94,7 +94,7 @@ def _spec(
         },
         "tolerations": [*placement.node_loss(), *gpu.tolerations(wanted)],
         "containers": [_container(job, start, cluster, role)],
-        "volumes": files.volumes(job, start.role, cluster, tls),
+        "volumes": files.volumes(job, start.role, cluster, tls_name(job, serial)),
     }
     if cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
@@ -182,7 +182,7 @@ def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
             "ROLL_OPERATOR": cluster.operator_identity,
         }
     else:
-        values |= {"ROLL_PORT": str(WORKER_PORT), "ROLL_ARCHIVE": files.ARCHIVE_FOLDER}
+        values |= {"ROLL_PORT": str(WORKER_PORT), "ROLL_SOURCE_ARCHIVE": files.ARCHIVE}
     if start.role == "trainer":
         values |= _rendezvous(job)
     values.pop("ROLL_POD_UID", None)  # what the planner calls a uid, the API server decides

@@ -1,9 +1,9 @@
 """What a job needs besides its pods."""
 
-from collections.abc import Mapping
+import json
 
 from roll_api import RLJob, spec_hash
-from roll_api.job import ObjectMeta
+from roll_api.job import told_spec
 
 from roll_operator.plan.objects import network, storage
 from roll_operator.plan.objects.cluster import (
@@ -15,7 +15,6 @@ from roll_operator.plan.objects.cluster import (
     metadata,
     spec_name,
     tls_name,
-    trust_name,
 )
 from roll_operator.plan.objects.gang import pod_groups
 
@@ -46,10 +45,13 @@ def service_account(job: RLJob) -> Manifest:
 
 def spec_config_map(job: RLJob) -> Manifest:
     """The job as its pods read it. Never changed: a changed spec has another hash and so another name."""
-    identity = ObjectMeta(
-        name=job.name, namespace=job.metadata.namespace, uid=job.metadata.uid, generation=0
-    )
-    bare = job.model_copy(update={"metadata": identity, "status": None})
+    identity = {"name": job.name, "namespace": job.metadata.namespace, "uid": job.metadata.uid}
+    told = {
+        "apiVersion": job.api_version,
+        "kind": job.kind,
+        "metadata": identity,
+        "spec": told_spec(job),
+    }
     meta = metadata(job, spec_name(job))
     meta["annotations"] = {SPEC_HASH_ANNOTATION: spec_hash(job)}
     return {
@@ -57,28 +59,7 @@ def spec_config_map(job: RLJob) -> Manifest:
         "kind": "ConfigMap",
         "metadata": meta,
         "immutable": True,
-        "data": {"job.json": bare.to_json()},
-    }
-
-
-def trust_config_map(job: RLJob, ca_crt: str, jwks: str) -> Manifest:
-    """Whom the pods trust; changed when a certificate or the cluster's key is rotated."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(job, trust_name(job)),
-        "data": {"ca.crt": ca_crt, "jwks.json": jwks},
-    }
-
-
-def tls_secret(job: RLJob, serial: int | str, crt: str, key: str) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/tls",
-        "metadata": metadata(job, tls_name(job, serial)),
-        "immutable": True,
-        "stringData": {"tls.crt": crt, "tls.key": key},
+        "data": {"job.json": json.dumps(told, separators=(",", ":"))},
     }
 
 
@@ -88,7 +69,7 @@ def disruption_budgets(job: RLJob) -> list[Manifest]:
     replicas = job.spec.roles.inference.replicas
     if replicas < 2:
         return []
-    selected: Mapping[str, str] = {JOB_LABEL: job.name, ROLE_LABEL: "inference"}
+    selected = {JOB_LABEL: job.name, ROLE_LABEL: "inference"}
     return [
         {
             "apiVersion": "policy/v1",
@@ -96,7 +77,7 @@ def disruption_budgets(job: RLJob) -> list[Manifest]:
             "metadata": metadata(job, f"{job.name}-inference"),
             "spec": {
                 "minAvailable": replicas - 1,
-                "selector": {"matchLabels": dict(selected)},
+                "selector": {"matchLabels": selected},
             },
         }
     ]
