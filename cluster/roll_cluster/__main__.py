@@ -32,10 +32,11 @@ def up(cluster: Cluster, options: argparse.Namespace) -> None:
 
 
 def install(cluster: Cluster, options: argparse.Namespace) -> None:
-    given = _given(cluster)
-    if not given:
-        project.load_images(cluster.containers, say)
-    project.install_chart(given or cluster.state.kubeconfig, say)
+    if given := _given(cluster):
+        project.install_chart(given, say)
+    else:
+        identities = project.load_images(cluster.containers, say)
+        project.install_chart(cluster.state.kubeconfig, say, identities["operator"])
 
 
 def _given(cluster: Cluster) -> Path | None:

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from roll_cluster.processes import run
 from roll_cluster.settings import COREDNS, KUBERNETES, KWOK, ClusterError, binaries_folder
 
 MODULE = Path(__file__).parent.parent / "binaries" / "kubernetes"
 GO_NEEDED = (1, 26)
+GO_THAT_FETCHES = (1, 21)  # the first that downloads a newer one when a module asks for it
 
 # The API server first: with it alone many tests run already.
 PROGRAMS = {
@@ -74,8 +76,8 @@ def _compile(go: str, name: str, target: Path) -> None:
         command = [go, "install", *flags, package]
     else:
         command = [go, "build", *flags, "-o", str(target / name), package]
-    # The Go tool as it is: no newer one is fetched; nothing is linked against the machine's libraries.
-    environment = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(target), "GOTOOLCHAIN": "local"}
+    # Without C nothing depends on the machine's compiler and libraries.
+    environment = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(target)}
     done = subprocess.run(command, cwd=MODULE, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ClusterError(f"{name} could not be built:\n{done.stderr.strip()[-2000:]}")
@@ -97,19 +99,35 @@ def _linker_flags() -> str:
 
 
 def _go() -> str:
-    needed = ".".join(map(str, GO_NEEDED))
-    candidates = [shutil.which("go"), "/usr/local/go/bin/go", f"/usr/lib/go-{needed}/bin/go"]
-    for go in filter(None, candidates):
-        if not Path(go).exists():
-            continue
-        # Not `go version` in the module's folder: an older tool refuses the module before it answers.
-        said = subprocess.run(
-            [go, "env", "GOVERSION"], cwd="/", capture_output=True, text=True
-        ).stdout
-        found = re.match(r"go(\d+)\.(\d+)", said)
-        if found and (int(found[1]), int(found[2])) >= GO_NEEDED:
+    """A Go that can build this: new enough, or able to fetch one that is."""
+    if go := _installed_go():
+        return go
+    offered = re.search(
+        r"Candidate: (?:\d+:)?(\d+)\.(\d+)", _apt("apt-cache", "policy", "golang-go")
+    )
+    if os.geteuid() == 0 and offered and (int(offered[1]), int(offered[2])) >= GO_THAT_FETCHES:
+        _apt("apt-get", "-q", "-y", "install", "golang-go")
+        if go := _installed_go():
             return go
+    needed = ".".join(map(str, GO_NEEDED))
     raise ClusterError(
         f"building Kubernetes needs Go {needed} or newer on the PATH or in /usr/local/go"
-        f" (apt-get install golang-{needed} where the release has it)"
     )
+
+
+def _installed_go() -> str | None:
+    for go in filter(None, [shutil.which("go"), shutil.which("go", path="/usr/local/go/bin")]):
+        # Not in the module's folder: there an older Go would refuse before it answers.
+        asked = subprocess.run(
+            [go, "env", "GOVERSION", "GOTOOLCHAIN"], cwd="/", capture_output=True, text=True
+        )
+        found = re.match(r"go(\d+)\.(\d+)\S*\n(.*)", asked.stdout)
+        if found:
+            version = int(found[1]), int(found[2])
+            if version >= (GO_NEEDED if found[3] == "local" else GO_THAT_FETCHES):
+                return go
+    return None
+
+
+def _apt(*command: str) -> str:
+    return run(*command, check=False) if shutil.which(command[0]) else ""

@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from roll_cluster.containers import Containers
@@ -16,19 +16,21 @@ CHART = REPOSITORY / "helm" / "roll-operator"
 NAMESPACE = "roll-system"
 
 
-def load_images(containers: Containers, say: Callable[[str], None], *names: str) -> None:
-    """Build the images (all, if none is named) and import those that the cluster does not have.
+def load_images(containers: Containers, say: Callable[[str], None], *names: str) -> dict[str, str]:
+    """Build the images (all, if none is named), import those that the cluster does not have; their ids.
 
     A build of an unchanged image takes a moment and gives the same id; an import of gigabytes does not.
     """
     imported = set(containers.ctr("images", "list", "-q").split())
+    identities = {}
     for line in _build(*names).splitlines():
         reference, identity, size = line.split(maxsplit=2)
-        if f"sha256:{identity.removeprefix('sha256:')}" in imported:
-            continue
-        say(f"importing {reference}, {size}")
         name = reference.rpartition("/")[2].partition(":")[0].removeprefix("roll-")
-        _build("--load", shlex.join([sys.executable, "-m", "roll_cluster", "images"]), name)
+        identities[name] = identity.removeprefix("sha256:")
+        if f"sha256:{identities[name]}" not in imported:
+            say(f"importing {reference}, {size}")
+            _build("--load", f"{sys.executable} -m roll_cluster images", name)
+    return identities
 
 
 def _build(*arguments: str) -> str:
@@ -40,14 +42,20 @@ def _build(*arguments: str) -> str:
     return done.stdout
 
 
-def install_chart(kubeconfig: Path, say: Callable[[str], None], flags: Sequence[str] = ()) -> None:
-    """Install or upgrade the operator; HELM_FLAGS of the environment come last."""
+def install_chart(kubeconfig: Path, say: Callable[[str], None], operator_image: str = "") -> None:
+    """Install or upgrade the operator; HELM_FLAGS of the environment come last.
+
+    `operator_image` is the id of an image whose tag says nothing about its content: a new one brings
+    new pods.
+    """
     helm = Path(sys.executable).parent / "helm"
-    given = shlex.split(os.environ.get("HELM_FLAGS", ""))
+    flags = shlex.split(os.environ.get("HELM_FLAGS", ""))
+    if operator_image:
+        flags = ["--set-string", f"podAnnotations.roll\\.dev/image={operator_image}", *flags]
     say(f"installing {CHART.relative_to(REPOSITORY)} in namespace {NAMESPACE}")
     run(
         *(helm if helm.exists() else "helm", "upgrade", "--install", CHART.name, CHART),
         *("--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "3m"),
-        *(*flags, *given),
+        *flags,
         env=os.environ | {"KUBECONFIG": str(kubeconfig)},
     )
