@@ -77,6 +77,7 @@ class Scheduler:
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[str] | None = None
     channels: list[grpc.Channel] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)  # over what every scheduler is told
 
     @property
     def address(self) -> str:
@@ -84,13 +85,17 @@ class Scheduler:
 
     def launch(self, **rollout: Any) -> subprocess.Popen[str]:
         (self.folder / "job.json").write_text(json.dumps(job_document(**rollout)))
-        env = os.environ | {
-            "ROLL_JOB": "sums",
-            "ROLL_JOB_UID": JOB_UID,
-            "ROLL_SPEC": str(self.folder / "job.json"),
-            "ROLL_STORAGE": str(self.folder),
-            "ROLL_LISTEN": self.address,
-        }
+        env = (
+            os.environ
+            | {
+                "ROLL_JOB": "sums",
+                "ROLL_JOB_UID": JOB_UID,
+                "ROLL_SPEC": str(self.folder / "job.json"),
+                "ROLL_STORAGE": str(self.folder),
+                "ROLL_LISTEN": self.address,
+            }
+            | self.env
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "roll_operator.scheduler"],
             env=env, stderr=subprocess.PIPE, text=True,
