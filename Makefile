@@ -13,7 +13,7 @@ GPU_ONLY := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvid
   nvidia-cudnn-cu13 nvidia-cufft nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvtx
 
-.PHONY: setup demo test lint generate cluster cluster-down lock clean help
+.PHONY: setup demo test lint chart generate images cluster cluster-down lock clean help
 .DEFAULT_GOAL := help
 
 setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bin/roll
@@ -24,11 +24,22 @@ demo: setup ## train a tiny model by reinforcement learning on this machine (abo
 test: setup lint ## lint, types, import rules, all tests
 	$(BIN)/pytest
 
-lint: setup ## layout, lint, types, who may import whom
+lint: setup chart ## layout, lint, types, who may import whom, the chart
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The package that brings helm is published for x86_64 only.
+chart: setup ## what helm says about the chart, as it is and with everything switched on
+	@if [ -x $(BIN)/helm ]; then \
+	  $(BIN)/helm lint --strict --quiet helm/roll-operator && \
+	  $(BIN)/helm lint --strict --quiet helm/roll-operator --set replicas=2 --set watchNamespaces={a} \
+	    --set=metrics.{serviceMonitor,podMonitor,rules,dashboard}.enabled=true; \
+	else echo "chart: not checked, there is no helm in .venv"; fi
+
+images: ## build both images with buildah and print their sizes (ACCELERATOR=cuda for GPUs)
+	images/build
 
 generate: setup ## write again what is generated: the CRD and the wire stubs
 	$(BIN)/python -m roll_api.crd

@@ -25,6 +25,8 @@ from roll_api.status import JobStatus
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).resolve().parent.parent / f"rljobs.{GROUP}.yaml"
+IN_CHART = TARGET.parents[1] / "helm" / "roll-operator" / "files" / TARGET.name
+"""Helm reads nothing outside of a chart: it carries a copy."""
 
 _KEPT = (
     "type", "description", "default", "enum", "format", "pattern", "minimum", "maximum",
@@ -231,4 +233,5 @@ def _laid_out(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(rendered(), encoding="utf-8")
+    for path in (TARGET, IN_CHART):
+        path.write_text(rendered(), encoding="utf-8")
