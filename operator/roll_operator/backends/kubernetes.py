@@ -1,0 +1,193 @@
+"""Pods of a cluster as the planner sees them.
+
+Reading is total: whatever a kubelet or an API server of another version writes, a pod is understood as far as
+possible and never stops the operator.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from roll_operator.plan import Pod, PodPhase
+
+Manifest = dict[str, Any]
+
+JOB_LABEL = "roll.dev/job"
+ROLE_LABEL = "roll.dev/role"
+INDEX_LABEL = "roll.dev/index"
+ATTEMPT_LABEL = "roll.dev/attempt"
+SPEC_HASH = "roll.dev/spec-hash"
+SELECTOR = "app.kubernetes.io/managed-by=roll-operator"
+
+DISRUPTIONS = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"})
+"""Reasons of a pod that are nobody's failure; newer clusters say `DisruptionTarget` as well."""
+QUIET = frozenset({"", "ContainerCreating", "PodInitializing", "Completed", "Error"})
+"""Reasons that tell nothing."""
+MESSAGE = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What is kept of a pod: a hundredth of its manifest."""
+
+    key: str
+    """Of the job: namespace/name."""
+    owner: str
+    """Uid of the job."""
+    version: int
+    pod: Pod
+    node: str = ""
+    ip: str = ""
+    serves: bool = False
+    """Its containers run and pass their probes."""
+    log_read: bool = False
+
+
+def read_pod(manifest: Manifest) -> PodFacts | None:
+    """None for a pod that is no job's."""
+    metadata = manifest["metadata"]
+    labels = metadata.get("labels") or {}
+    owner = owner_of(manifest)
+    job, role = labels.get(JOB_LABEL), labels.get(ROLE_LABEL)
+    if owner is None or not job or not role:
+        return None
+    status, spec = manifest.get("status") or {}, manifest.get("spec") or {}
+    return PodFacts(
+        key=f"{metadata['namespace']}/{job}",
+        owner=owner,
+        version=int(metadata["resourceVersion"]),
+        pod=_pod(manifest, status, role),
+        node=spec.get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        serves="Ready" in _true_conditions(status),
+    )
+
+
+def owner_of(manifest: Manifest) -> str | None:
+    """Uid of the RLJob that controls the object."""
+    for reference in manifest["metadata"].get("ownerReferences") or []:
+        if reference.get("controller") and reference.get("kind") == "RLJob":
+            return str(reference["uid"])
+    return None
+
+
+def wants_log(facts: PodFacts) -> bool:
+    """Whether the pod's last words are worth a call: it failed by itself and left no message."""
+    pod = facts.pod
+    failed = pod.phase is PodPhase.EXITED and pod.exit_code not in (None, 0)
+    return failed and not (pod.message or pod.disrupted or facts.log_read)
+
+
+def with_log(facts: PodFacts, lines: str) -> PodFacts:
+    message = lines.strip() or facts.pod.message
+    return replace(facts, log_read=True, pod=replace(facts.pod, message=message[-MESSAGE:]))
+
+
+def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
+    metadata, labels = manifest["metadata"], manifest["metadata"]["labels"]
+    container = _container(status, role)
+    ended, restarts = _end(container), int(container.get("restartCount") or 0)
+    deletion_at = seconds(metadata.get("deletionTimestamp")) or None
+    conditions = _true_conditions(status)
+    ended_at = seconds(ended.get("finishedAt"))
+    phase = _phase(status, deletion_at)
+    if phase is PodPhase.EXITED and not ended_at:  # evicted before a container ran
+        ended_at = _newest_transition(status) or deletion_at or 0.0
+    return Pod(
+        name=metadata["name"],
+        role=role,
+        index=_number(labels.get(INDEX_LABEL)),
+        uid=metadata["uid"],
+        attempt=_number(labels.get(ATTEMPT_LABEL)),
+        phase=phase,
+        started_at=seconds(ended.get("startedAt") or status.get("startTime")),
+        ended_at=ended_at,
+        exit_code=ended.get("exitCode"),
+        message=str(ended.get("message") or status.get("message") or "").strip()[-MESSAGE:],
+        disrupted="DisruptionTarget" in conditions or status.get("reason") in DISRUPTIONS,
+        restarts=restarts,
+        reasons=tuple(dict.fromkeys(_reasons(status, ended))),
+        conditions=conditions,
+        pending=_pending(status, container),
+        scheduled="PodScheduled" in conditions
+        or bool((manifest.get("spec") or {}).get("nodeName")),
+        deletion_at=deletion_at,
+        spec_hash=(metadata.get("annotations") or {}).get(SPEC_HASH, ""),
+    )
+
+
+def _phase(status: Manifest, deletion_at: float | None) -> PodPhase:
+    phase = status.get("phase")
+    if phase in ("Failed", "Succeeded"):
+        return PodPhase.EXITED
+    if deletion_at is not None:
+        return PodPhase.STOPPING
+    return PodPhase.RUNNING if phase == "Running" else PodPhase.PENDING
+
+
+def _container(status: Manifest, role: str) -> Manifest:
+    """State of the role's own container; others are side-cars."""
+    for container in status.get("containerStatuses") or []:
+        if container.get("name") == role:
+            return dict(container)
+    return {}
+
+
+def _end(container: Manifest) -> Manifest:
+    """How the container ended, for good or before it was last restarted in place."""
+    for state in ("state", "lastState"):
+        terminated = (container.get(state) or {}).get("terminated")
+        if terminated:
+            return dict(terminated)
+    return {}
+
+
+def _reasons(status: Manifest, ended: Manifest) -> Iterator[str]:
+    for reason in (ended.get("reason"), status.get("reason")):
+        if reason and reason not in QUIET:
+            yield str(reason)
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("reason"):
+            yield str(condition["reason"])
+    if ended.get("reason") in ("Error", "Completed"):
+        yield str(ended["reason"])
+
+
+def _pending(status: Manifest, container: Manifest) -> tuple[str, str] | None:
+    """Why no container runs, in the words of the scheduler or the kubelet."""
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("reason") or "Unschedulable"), str(
+                condition.get("message") or ""
+            )
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    for state in status.get("initContainerStatuses") or []:
+        waiting = waiting or (state.get("state") or {}).get("waiting") or {}
+    reason = str(waiting.get("reason") or "")
+    return None if reason in QUIET else (reason, str(waiting.get("message") or ""))
+
+
+def _true_conditions(status: Manifest) -> frozenset[str]:
+    return frozenset(
+        str(c.get("type")) for c in status.get("conditions") or [] if c.get("status") == "True"
+    )
+
+
+def _newest_transition(status: Manifest) -> float:
+    times = (seconds(c.get("lastTransitionTime")) for c in status.get("conditions") or [])
+    return max(times, default=0.0)
+
+
+def seconds(stamp: str | None) -> float:
+    """Unix time of an API server's time; 0 where there is none."""
+    if not stamp:
+        return 0.0
+    try:
+        return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0

@@ -1,0 +1,1 @@
+"""The operator of a cluster: watches, store, queue, reconcile, leader."""

@@ -1,0 +1,91 @@
+"""`/healthz`, `/readyz` and `/metrics`.
+
+Alive means that work goes on, not that a socket answers: nobody waits too long for a worker, and own writes
+come back through the watches. An API server that is away is no reason to be restarted.
+"""
+
+import json
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from roll_operator.controller.cluster import metrics
+from roll_operator.controller.cluster.proof import WatchProof
+from roll_operator.controller.cluster.queue import WorkQueue
+from roll_operator.controller.cluster.store import Store
+
+LONGEST_WAIT = 120.0
+"""Seconds that a job may wait for a worker, and an own write for its watch event."""
+
+
+class Health:
+    def __init__(
+        self,
+        queue: WorkQueue,
+        proof: WatchProof,
+        store: Store,
+        leads: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._queue, self._proof, self._store = queue, proof, store
+        self._leads, self._clock = leads, clock
+        self.started = False
+        """The store was made equal to the cluster once."""
+
+    def problems(self) -> list[str]:
+        found = []
+        idle = self._clock() - self._queue.finished_at
+        waits = min(self._queue.oldest_wait(), idle)
+        if self._leads() and waits > LONGEST_WAIT:
+            found.append(f"no worker took the first job in line for {waits:.0f} s")
+        overdue = self._proof.overdue()
+        if overdue > LONGEST_WAIT:
+            found.append(f"an own write has not come back through a watch for {overdue:.0f} s")
+        return found
+
+    async def serve(self, health_port: int, metrics_port: int) -> list[web.AppRunner]:
+        probes = web.Application()
+        probes.router.add_get("/healthz", self._healthz)
+        probes.router.add_get("/readyz", self._readyz)
+        figures = web.Application()
+        figures.router.add_get("/metrics", self._metrics)
+        runners = []
+        for app, port in ((probes, health_port), (figures, metrics_port)):
+            runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+            await runner.setup()
+            await web.TCPSite(runner, None, port).start()
+            runners.append(runner)
+        return runners
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        problems = self.problems()
+        body = {
+            "problems": problems,
+            "leader": self._leads(),
+            "queued": len(self._queue),
+            "lastWatchEventSeconds": round(self._clock() - self._proof.seen_at, 1),
+        }
+        return web.Response(
+            status=503 if problems else 200,
+            text=json.dumps(body),
+            content_type="application/json",
+        )
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.started else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        metrics.QUEUE_DEPTH.set(len(self._queue))
+        metrics.QUEUE_WAIT.set(self._queue.oldest_wait())
+        metrics.PODS.set(self._store.count_pods())
+        metrics.LEADER.set(self._leads())
+        phases: dict[str, int] = {}
+        for entry in self._store.jobs():
+            reported = entry.status.phase if entry.status else "New"
+            phase: str = "Invalid" if entry.problem else reported
+            phases[phase] = phases.get(phase, 0) + 1
+        metrics.JOBS.clear()
+        for name, count in phases.items():
+            metrics.JOBS.labels(name).set(count)
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,184 @@
+"""Lines to the jobs' schedulers: what they report, and what they were told about pods.
+
+Invariants: only the word of the scheduler pod that runs now counts; a scheduler hears of every change of the
+job's pods, of all of them again when it restarted, and now and then in any case. Calls are spread over time:
+with many jobs each is asked less often.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roll_operator.controller.cluster import metrics
+from roll_operator.controller.cluster.queue import WorkQueue
+from roll_operator.controller.link import SchedulerLink
+from roll_operator.plan import Pod, Progress
+from roll_operator.trust.credentials import operator_credentials
+
+POLL_SECONDS = 2.0
+POLLS_PER_SECOND = 100.0
+"""Over all jobs."""
+REPEAT_SECONDS = 60.0
+"""A scheduler is told again after this time, though nothing changed."""
+PATIENCE = 3
+"""Calls in a row that may fail before the last report counts no more."""
+PORT = 7070
+CALLERS = 16
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a job's scheduler is, and what it has to know."""
+
+    job_uid: str
+    scheduler: str
+    """Uid of its pod, with the count of its restarts in place."""
+    ip: str
+    name: str
+    """The name in its certificate."""
+    bundle: bytes
+    """Certificates to trust; empty: plain text."""
+    current: tuple[Pod, ...]
+    gone: tuple[str, ...]
+
+    def news(self) -> tuple[object, ...]:
+        return (self.scheduler, *sorted(pod.uid for pod in self.current), "", *self.gone)
+
+
+@dataclass(slots=True)
+class _Line:
+    target: Target
+    link: SchedulerLink
+    told: tuple[object, ...] = ()
+    told_gone: frozenset[str] = frozenset()
+    told_at: float = 0.0
+    failures: int = 0
+    progress: Progress | None = None
+    decisive: tuple[object, ...] = field(default=())
+
+
+class LinkPool:
+    """`changed` is called when a scheduler's word may change the plan."""
+
+    def __init__(
+        self,
+        changed: Callable[[str], None],
+        token: str,
+        term: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._changed, self._term, self._clock = changed, term, clock
+        self._token = Path(token) if token else None
+        self._lines: dict[str, _Line] = {}
+        self._queue = WorkQueue(clock)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def progress(self, key: str) -> Progress | None:
+        line = self._lines.get(key)
+        return line.progress if line else None
+
+    def acknowledged(self, key: str) -> frozenset[str]:
+        """Uids that the scheduler knows to be gone."""
+        line = self._lines.get(key)
+        return line.told_gone if line else frozenset()
+
+    def point(self, key: str, target: Target | None) -> None:
+        """None: no scheduler of the job runs."""
+        line = self._lines.get(key)
+        if target is None:
+            if line is not None:
+                self._drop(key, line)
+            return
+        if line is not None and _same_line(line.target, target):
+            line.target = target
+            if target.news() != line.told:
+                self._queue.add(key)
+            return
+        if line is not None:
+            self._drop(key, line)
+        self._lines[key] = _Line(target, self._dial(target))
+        self._queue.add(key)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(CALLERS):
+                callers.create_task(self._call_for_ever())
+
+    async def close(self) -> None:
+        for key, line in list(self._lines.items()):
+            self._drop(key, line)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _call_for_ever(self) -> None:
+        while True:
+            key = await self._queue.get()
+            line = self._lines.get(key)
+            try:
+                if line is not None:
+                    await self._call(key, line)
+            finally:
+                self._queue.done(key)
+
+    async def _call(self, key: str, line: _Line) -> None:
+        answered = await self._tell(line)
+        progress = await line.link.progress() if answered else None
+        if self._lines.get(key) is not line:
+            return  # another scheduler runs by now
+        _count("GetProgress", progress is not None)
+        line.failures = 0 if progress is not None else line.failures + 1
+        if progress is not None or line.failures >= PATIENCE:
+            line.progress = progress
+        if progress is None:
+            line.told = ()  # it may have restarted: tell it everything again
+        decisive = (_decisive(line.progress), line.told_gone)
+        if decisive != line.decisive:
+            line.decisive = decisive
+            self._changed(key)
+        spread = max(POLL_SECONDS, len(self._lines) / POLLS_PER_SECOND)
+        self._queue.add_after(key, spread * random.uniform(0.8, 1.2))
+
+    async def _tell(self, line: _Line) -> bool:
+        target, now = line.target, self._clock()
+        if target.news() == line.told and now < line.told_at + REPEAT_SECONDS:
+            return True
+        told = await line.link.sync(target.job_uid, target.current, target.gone, self._term())
+        _count("SyncPods", told)
+        if told:
+            line.told, line.told_at = target.news(), now
+            line.told_gone = frozenset(target.gone)
+        return told
+
+    def _dial(self, target: Target) -> SchedulerLink:
+        address = f"[{target.ip}]:{PORT}" if ":" in target.ip else f"{target.ip}:{PORT}"
+        if not target.bundle or self._token is None:
+            return SchedulerLink(address)
+        return SchedulerLink(
+            address, operator_credentials(target.bundle, self._token), name=target.name
+        )
+
+    def _drop(self, key: str, line: _Line) -> None:
+        del self._lines[key]
+        self._queue.forget(key)
+        task = asyncio.create_task(line.link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _same_line(a: Target, b: Target) -> bool:
+    return (a.job_uid, a.scheduler, a.ip, a.bundle) == (b.job_uid, b.scheduler, b.ip, b.bundle)
+
+
+def _decisive(progress: Progress | None) -> tuple[object, ...]:
+    """What of a report may change the plan at once; figures wait for the next look."""
+    if progress is None:
+        return ()
+    return (progress.finished, progress.error, progress.ready, progress.lineage)
+
+
+def _count(call: str, answered: bool) -> None:
+    metrics.SCHEDULER_CALLS.labels(call, "answered" if answered else "failed").inc()

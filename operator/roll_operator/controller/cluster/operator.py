@@ -1,0 +1,188 @@
+"""The operator as a whole: who acts, what is watched, who works; and its end.
+
+Every replica watches, so that a new leader knows the cluster already; only the leader looks at jobs, and only
+after it has read the lists itself. A leader that loses its lease stops acting at once and exits.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import kopf
+
+from roll_operator.controller.cluster import handlers
+from roll_operator.controller.cluster.api import Api, connect
+from roll_operator.controller.cluster.bucket import TokenBucket
+from roll_operator.controller.cluster.discovery import pod_group_api
+from roll_operator.controller.cluster.errors import ApiError, NotLeader
+from roll_operator.controller.cluster.events import Events
+from roll_operator.controller.cluster.health import Health
+from roll_operator.controller.cluster.leader import Leader
+from roll_operator.controller.cluster.links import LinkPool
+from roll_operator.controller.cluster.listing import refresh
+from roll_operator.controller.cluster.proof import WatchProof
+from roll_operator.controller.cluster.queue import WorkQueue
+from roll_operator.controller.cluster.reconcile import Reconciler
+from roll_operator.controller.cluster.settings import Settings
+from roll_operator.controller.cluster.status import StatusWriter
+from roll_operator.controller.cluster.store import Store
+from roll_operator.controller.cluster.supports import Supports
+from roll_operator.controller.cluster.trust import TrustKeeper
+from roll_operator.controller.cluster.workers import Workers
+from roll_operator.plan.objects import Cluster
+
+REFRESH_SECONDS = 300.0
+"""The lists are read again this often, and soon after a watch began anew."""
+AFTER_RELIST_SECONDS = 2.0
+RETRY_SECONDS = 2.0
+
+LOST_LEASE = 3
+"""Exit code of a leader that lost its lease."""
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class Operator:
+    def __init__(self, settings: Settings, api: Api, leader: Leader) -> None:
+        self.settings, self.api, self.leader = settings, api, leader
+        self.queue = WorkQueue()
+        self.store = Store(self.queue.add)
+        self.proof = WatchProof()
+        self.health = Health(self.queue, self.proof, self.store, leader.holds, time.monotonic)
+        self._relisted = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal or the loss of the lease; the exit code."""
+        probes = await self.health.serve(self.settings.health_port, self.settings.metrics_port)
+        watching = asyncio.create_task(self._watch())
+        acting = asyncio.create_task(self._act())
+        leading = asyncio.create_task(self.leader.run())
+        try:
+            done, _ = await asyncio.wait(
+                {watching, acting, leading}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if leading in done or self.leader.lost.is_set():
+                log.error("the lease is lost: another operator acts from now on")
+                return LOST_LEASE
+            for task in done:
+                task.result()
+            return 0
+        finally:
+            for task in (acting, leading, watching):
+                task.cancel()
+            await asyncio.gather(acting, leading, watching, return_exceptions=True)
+            await self.leader.release()
+            for probe in probes:
+                await probe.cleanup()
+            await self.api.close()
+
+    async def _watch(self) -> None:
+        namespaces = self.settings.watch_namespaces
+        registry = handlers.registry(
+            self.store, self.proof, self._relisted.set, self.settings.watch_nodes
+        )
+        await kopf.operator(
+            registry=registry,
+            settings=handlers.watching(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+        )
+
+    async def _act(self) -> None:
+        await self.leader.acquired.wait()
+        log.info("this operator leads")
+        links = LinkPool(
+            self.queue.add, self.settings.token, lambda: self.leader.term, time.monotonic
+        )
+        cluster = await self._cluster()
+        supports = Supports(self.api, cluster.pod_group_api)
+        await self._refresh(supports)
+        self.health.started = True
+        reconciler = Reconciler(
+            self.api,
+            self.store,
+            links,
+            StatusWriter(
+                self.api,
+                TokenBucket(self.settings.status_qps, self.settings.status_qps),
+                self.proof,
+            ),
+            supports,
+            TrustKeeper(self.api, issued_elsewhere=bool(self.settings.cert_manager_issuer)),
+            Events(self.api, self.settings.identity),
+            self.proof,
+            cluster,
+        )
+        workers = Workers(self.queue, self.store, reconciler)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(workers.run(self.settings.workers))
+                group.create_task(links.run())
+                group.create_task(self._keep_fresh(supports, reconciler))
+        except* NotLeader as stopped:
+            log.warning("%s", stopped.exceptions[0])
+            self.leader.lost.set()
+        finally:
+            await links.close()
+
+    async def _cluster(self) -> Cluster:
+        given = self.settings
+        return Cluster(
+            operator_image=given.operator_image,
+            worker_image=given.worker_image,
+            operator_namespace=given.namespace,
+            operator_identity=given.user,
+            pull_policy=given.pull_policy,
+            pull_secrets=given.pull_secrets,
+            pod_group_api=await _until_answered(lambda: pod_group_api(self.api)),
+            cert_manager_issuer=given.cert_manager_issuer or None,
+        )
+
+    async def _refresh(self, supports: Supports) -> None:
+        async def read() -> None:
+            await refresh(self.api, self.store, self.settings.watch_namespaces)
+            await supports.refresh(self.settings.watch_namespaces)
+
+        await _until_answered(read)
+
+    async def _keep_fresh(self, supports: Supports, reconciler: Reconciler) -> None:
+        while True:
+            self._relisted.clear()
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._relisted.wait()
+                await asyncio.sleep(AFTER_RELIST_SECONDS)  # kopf reads its pages meanwhile
+                self._relisted.clear()
+                await refresh(self.api, self.store, self.settings.watch_namespaces)
+            except TimeoutError:
+                await self._refresh(supports)
+                reconciler.check_objects()
+            except ApiError as error:
+                log.warning("the lists could not be read: %s", error)
+
+
+async def _until_answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    while True:
+        try:
+            return await ask()
+        except ApiError as error:
+            log.warning("%s; again in %.0f s", error, RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def run(settings: Settings) -> int:
+    connection = await connect()
+    holds: list[Callable[[], bool]] = []
+    api = Api(
+        connection,
+        TokenBucket(settings.qps, settings.burst),
+        leads=lambda: all(check() for check in holds),
+    )
+    leader = Leader(api, settings.namespace, settings.lease_name, settings.identity)
+    holds.append(leader.holds)
+    return await Operator(settings, api, leader).run()

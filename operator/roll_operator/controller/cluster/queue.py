@@ -1,0 +1,121 @@
+"""The work queue: keys of jobs that have to be looked at.
+
+Invariants: a key is worked on by one worker at a time; however often it is added meanwhile, it is looked at
+once more afterwards, never lost and never twice; a key that failed waits ever longer, alone.
+"""
+
+import asyncio
+import heapq
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+FIRST_BACK_OFF = 0.05
+LONGEST_BACK_OFF = 60.0
+
+
+class WorkQueue:
+    """Time is asked from `clock`, so that the whole of it can be tested without waiting."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ready: OrderedDict[str, float] = OrderedDict()
+        """Key → since when it waits for a worker."""
+        self._working: set[str] = set()
+        self._again: set[str] = set()
+        self._later: list[tuple[float, str]] = []
+        self._due: dict[str, float] = {}
+        """Key → its earliest time in `_later`; what else stands there is void."""
+        self._failures: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self.finished_at = clock()
+        """When a worker last took or ended a piece of work: the proof that work goes on."""
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, key: str) -> None:
+        """The key has news: as soon as a worker is free."""
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._ready:
+            self._ready[key] = self._clock()
+            self._changed.set()
+
+    def add_at(self, key: str, when: float) -> None:
+        """Not later than `when`, on the queue's clock."""
+        due = self._due.get(key)
+        if due is None or when < due:
+            self._due[key] = when
+            heapq.heappush(self._later, (when, key))
+            self._changed.set()
+
+    def add_after(self, key: str, seconds: float) -> None:
+        self.add_at(key, self._clock() + seconds)
+
+    def retry(self, key: str) -> float:
+        """The work failed: again after a pause that doubles. Gives the pause."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        pause = float(min(FIRST_BACK_OFF * 2 ** min(failures, 32), LONGEST_BACK_OFF))
+        self.add_after(key, pause)
+        return pause
+
+    def succeeded(self, key: str) -> None:
+        self._failures.pop(key, None)
+
+    def forget(self, key: str) -> None:
+        """The job is no more: nothing is due for it."""
+        self._failures.pop(key, None)
+        self._due.pop(key, None)
+        self._again.discard(key)
+
+    def take(self) -> str | None:
+        """The key that waited longest, now in work; None when nothing is due."""
+        self._ripen()
+        if not self._ready:
+            return None
+        key, _ = self._ready.popitem(last=False)
+        self._working.add(key)
+        self._due.pop(key, None)  # this look is the one that was due
+        self.finished_at = self._clock()
+        return key
+
+    def done(self, key: str) -> None:
+        self._working.discard(key)
+        self.finished_at = self._clock()
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    async def get(self) -> str:
+        while True:
+            self._changed.clear()
+            key = self.take()
+            if key is not None:
+                if self._ready:
+                    self._changed.set()  # the next worker too
+                return key
+            wait = asyncio.ensure_future(self._changed.wait())
+            try:
+                await asyncio.wait({wait}, timeout=self._pause())
+            finally:
+                wait.cancel()
+
+    def oldest_wait(self) -> float:
+        """Seconds that the first key in line has waited for a worker."""
+        self._ripen()
+        if not self._ready:
+            return 0.0
+        return self._clock() - next(iter(self._ready.values()))
+
+    def _pause(self) -> float | None:
+        return None if not self._later else max(0.0, self._later[0][0] - self._clock())
+
+    def _ripen(self) -> None:
+        now = self._clock()
+        while self._later and self._later[0][0] <= now:
+            when, key = heapq.heappop(self._later)
+            if self._due.get(key) == when:
+                del self._due[key]
+                self.add(key)

@@ -1,0 +1,74 @@
+"""From an RLJob's manifest to what the store keeps. A job that cannot be read is kept with the reason."""
+
+from typing import Any
+
+from pydantic import ValidationError
+from roll_api import JobStatus, RLJob, spec_hash
+
+from roll_operator.controller.cluster.store import JobEntry
+from roll_operator.plan import Record
+from roll_operator.plan.record import read_record
+
+INVALID = "Invalid"
+"""Type of the condition of a job that cannot be read."""
+
+KEPT = ("name", "namespace", "uid", "generation", "labels", "annotations", "creationTimestamp")
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntry:
+    """`known` is what was kept of an earlier version: an unchanged spec is not read again."""
+    metadata = manifest["metadata"]
+    status = manifest.get("status") or {}
+    entry = JobEntry(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=int(metadata["resourceVersion"]),
+        generation=int(metadata.get("generation") or 0),
+        job=None,
+        deleting=bool(metadata.get("deletionTimestamp")),
+        invalid=_invalid(status),
+    )
+    try:
+        if known is not None and known.uid == entry.uid and known.generation == entry.generation:
+            entry.job, entry.problem, entry.spec_hash = known.job, known.problem, known.spec_hash
+        else:
+            entry.job = RLJob.parse_stored(
+                {**manifest, "metadata": _kept(metadata), "status": None}
+            )
+            entry.spec_hash = spec_hash(entry.job)
+    except (ValidationError, TypeError, ValueError, AttributeError) as error:
+        entry.problem = _said(error)
+    try:
+        entry.record = read_record(status.get("record"))
+        reported = {key: value for key, value in status.items() if key != "record"}
+        entry.status = JobStatus.model_validate(reported) if reported else None
+    except (ValidationError, TypeError, ValueError) as error:
+        # Acting on a record that is not understood could start what must not run twice.
+        entry.job, entry.problem = None, f"status.record cannot be read: {_said(error)}"
+        entry.record = Record()
+    return entry
+
+
+def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: metadata[key] for key in KEPT if key in metadata}
+    annotations = kept.get("annotations") or {}
+    if LAST_APPLIED in annotations:
+        kept["annotations"] = {k: v for k, v in annotations.items() if k != LAST_APPLIED}
+    return kept
+
+
+def _invalid(status: dict[str, Any]) -> str:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == INVALID and condition.get("status") == "True":
+            return str(condition.get("message", ""))
+    return ""
+
+
+def _said(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    said = [f"{'.'.join(str(part) for part in d['loc'])}: {d['msg']}" for d in details[:10]]
+    return "; ".join(said)[:1000]

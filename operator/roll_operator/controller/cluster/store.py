@@ -1,0 +1,161 @@
+"""What the operator knows of the cluster: jobs, their pods, nodes that are not ready. Small facts, no manifests.
+
+Invariants: an object never goes back to an older version, and a deleted one never comes back, in whatever
+order watches, lists and answers to own writes arrive; own writes are in the store before the next plan.
+Versions are compared as numbers, which Kubernetes allows for objects of one kind.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from roll_api import JobStatus, RLJob
+
+from roll_operator.backends.kubernetes import PodFacts
+from roll_operator.plan import Record
+
+REMEMBERED_DELETIONS = 20_000
+
+
+@dataclass(slots=True)
+class JobEntry:
+    """One RLJob as last seen, and what was last written about it."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    generation: int
+    job: RLJob | None
+    """None: it cannot be read; `problem` says why."""
+    problem: str = ""
+    deleting: bool = False
+    status: JobStatus | None = None
+    record: Record = field(default_factory=Record)
+    spec_hash: str = ""
+    invalid: str = ""
+    """What the condition `Invalid` says on the cluster."""
+    written_at: float = 0.0
+    """When this process last wrote the status, on its own clock."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Store:
+    """`changed` is called with the key of every job that has news."""
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+        self._jobs: dict[str, JobEntry] = {}
+        self._pods: dict[str, dict[str, PodFacts]] = {}
+        """Job's key → pod's uid → pod."""
+        self._on_node: dict[str, set[str]] = {}
+        """Node → keys of the jobs that have pods there."""
+        self._not_ready: set[str] = set()
+        self._deleted: OrderedDict[str, None] = OrderedDict()
+
+    def job(self, key: str) -> JobEntry | None:
+        return self._jobs.get(key)
+
+    def jobs(self) -> Iterator[JobEntry]:
+        return iter(list(self._jobs.values()))
+
+    def pods(self, key: str, uid: str) -> list[PodFacts]:
+        """Pods of the job with this uid, those of lost nodes marked; not those of an earlier namesake."""
+        return [
+            replace(facts, pod=replace(facts.pod, node_ready=False))
+            if facts.node in self._not_ready
+            else facts
+            for facts in self._pods.get(key, {}).values()
+            if facts.owner == uid
+        ]
+
+    def count_pods(self) -> int:
+        return sum(len(pods) for pods in self._pods.values())
+
+    def versions(self) -> Iterator[tuple[str, str, int]]:
+        """Kind, uid and version of everything, for a comparison with a list."""
+        for entry in list(self._jobs.values()):
+            yield "job", entry.uid, entry.version
+        for pods in list(self._pods.values()):
+            for facts in list(pods.values()):
+                yield "pod", facts.pod.uid, facts.version
+
+    def put_job(self, entry: JobEntry) -> bool:
+        """Whether it was news."""
+        known = self._jobs.get(entry.key)
+        if entry.uid in self._deleted:
+            return False
+        if known is not None and known.uid == entry.uid and known.version >= entry.version:
+            return False
+        if known is not None and known.uid == entry.uid:
+            entry.written_at = known.written_at
+        self._jobs[entry.key] = entry
+        self._changed(entry.key)
+        return True
+
+    def drop_job(self, key: str, uid: str) -> None:
+        self._bury(uid)
+        known = self._jobs.get(key)
+        if known is not None and known.uid == uid:
+            del self._jobs[key]
+            self._changed(key)
+
+    def put_pod(self, facts: PodFacts) -> bool:
+        if facts.pod.uid in self._deleted:
+            return False
+        pods = self._pods.setdefault(facts.key, {})
+        known = pods.get(facts.pod.uid)
+        if known is not None and known.version >= facts.version:
+            return False
+        pods[facts.pod.uid] = facts
+        if facts.node:
+            self._on_node.setdefault(facts.node, set()).add(facts.key)
+        self._changed(facts.key)
+        return True
+
+    def touch(self, key: str) -> None:
+        """The job has to be looked at again."""
+        self._changed(key)
+
+    def annotate_pod(self, facts: PodFacts) -> None:
+        """Adds to what is known of a pod that is still of this version."""
+        pods = self._pods.get(facts.key, {})
+        known = pods.get(facts.pod.uid)
+        if known is not None and known.version == facts.version:
+            pods[facts.pod.uid] = facts
+
+    def drop_pod(self, key: str, uid: str) -> None:
+        self._bury(uid)
+        pods = self._pods.get(key, {})
+        if pods.pop(uid, None) is not None:
+            self._changed(key)
+        if not pods:
+            self._pods.pop(key, None)
+
+    def drop(self, uid: str) -> None:
+        """An object that a list no longer has."""
+        for entry in list(self._jobs.values()):
+            if entry.uid == uid:
+                self.drop_job(entry.key, uid)
+        for key, pods in list(self._pods.items()):
+            if uid in pods:
+                self.drop_pod(key, uid)
+
+    def put_node(self, name: str, ready: bool) -> None:
+        if ready == (name not in self._not_ready):
+            return
+        (self._not_ready.discard if ready else self._not_ready.add)(name)
+        for key in self._on_node.get(name, ()):
+            self._changed(key)
+
+    def drop_node(self, name: str) -> None:
+        """A node that is gone is not ready; the pods that still name it are lost."""
+        self.put_node(name, ready=False)
+
+    def _bury(self, uid: str) -> None:
+        self._deleted[uid] = None
+        while len(self._deleted) > REMEMBERED_DELETIONS:
+            self._deleted.popitem(last=False)

@@ -1,0 +1,162 @@
+"""The objects beside the pods: Service, ConfigMaps, claims, and so on, created once and mended when they differ.
+
+They are not watched: the operator remembers what it made and found, and lists them now and then. A fixed name
+that is taken by an object of somebody else is never touched.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+
+from roll_operator.backends.kubernetes import JOB_LABEL, SELECTOR, owner_of
+from roll_operator.controller.cluster import paths
+from roll_operator.controller.cluster.api import Api, Manifest
+from roll_operator.controller.cluster.errors import AlreadyExists, Conflict, NotFound
+from roll_operator.controller.cluster.store import JobEntry
+
+HASH = "roll.dev/applied"
+"""Annotation with the hash of the manifest as the operator wrote it."""
+
+KEPT = frozenset({"PersistentVolumeClaim", "ServiceAccount", "Certificate"})
+"""Kinds that are not changed once they exist: others fill them in, or what they hold must not be touched."""
+
+PRUNED = frozenset({"PodDisruptionBudget", "PodGroup"})
+"""Kinds that are deleted when the job no longer wants them; the rest goes with the job."""
+
+LISTED = (
+    ("v1", "Service"),
+    ("v1", "ConfigMap"),
+    ("v1", "ServiceAccount"),
+    ("v1", "PersistentVolumeClaim"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+)
+
+
+class NameTaken(Exception):
+    """An object that is not the job's has the name that the job needs."""
+
+
+Identity = tuple[str, str, str]
+"""API version, kind and name."""
+
+Known = dict[Identity, tuple[str, str]]
+"""Of each object: the hash that it was made from, and its uid."""
+
+
+class Supports:
+    def __init__(self, api: Api, pod_group_api: str | None = None) -> None:
+        self._api = api
+        groups = ((pod_group_api, "PodGroup"),) if pod_group_api else ()
+        self._listed = (*LISTED, *groups)
+        self._known: dict[str, Known] = {}
+        """By the job's uid."""
+
+    async def ensure(self, entry: JobEntry, manifests: Sequence[Manifest], *, empty: bool) -> None:
+        """In the given order: an object may need those before it. `empty`: the job has no pods now."""
+        for manifest in manifests:
+            await self._ensure(entry, manifest)
+        await self._prune(entry, {_identity(manifest) for manifest in manifests}, empty)
+
+    def forget(self, uid: str) -> None:
+        self._known.pop(uid, None)
+
+    async def refresh(self, namespaces: Sequence[str]) -> None:
+        """What is there, by lists of metadata."""
+        found: dict[str, Known] = {}
+        for api_version, kind in self._listed:
+            for namespace in namespaces or [""]:
+                path = paths.collection(api_version, kind, namespace)
+                pages = self._api.list(path, SELECTOR, metadata_only=True)
+                async for items, _ in pages:
+                    for item in items:
+                        _note(found, (api_version, kind), item)
+        self._known = found
+
+    async def _ensure(self, entry: JobEntry, manifest: Manifest) -> None:
+        digest, identity = _hash(manifest), _identity(manifest)
+        objects = self._known.setdefault(entry.uid, {})
+        known = objects.get(identity)
+        if known is not None and (known[0] == digest or _is_kept(manifest)):
+            return
+        signed = _signed(manifest, digest)
+        if known is None:
+            known = objects[identity] = await self._create(entry, signed)
+            if known[0] == digest or _is_kept(manifest):
+                return
+        objects[identity] = await self._mend(entry, signed, known[1])
+
+    async def _create(self, entry: JobEntry, manifest: Manifest) -> tuple[str, str]:
+        """Hash and uid of the object that is there now, made here or before."""
+        try:
+            made = await self._api.create(paths.home(manifest), manifest)
+        except AlreadyExists:
+            made = await self._api.get(paths.place(manifest))
+            if owner_of(made) != entry.uid:
+                raise NameTaken(
+                    f"{manifest['kind']} {manifest['metadata']['name']} is there already and does not "
+                    "belong to this job: rename or delete it, or give the job another name"
+                ) from None
+        annotations = made["metadata"].get("annotations") or {}
+        return annotations.get(HASH, ""), made["metadata"]["uid"]
+
+    async def _mend(self, entry: JobEntry, manifest: Manifest, uid: str) -> tuple[str, str]:
+        metadata = manifest["metadata"]
+        patch = {key: value for key, value in manifest.items() if key != "metadata"}
+        # The uid makes it this object and no namesake.
+        patch["metadata"] = {
+            "uid": uid,
+            "labels": metadata["labels"],
+            "annotations": metadata["annotations"],
+        }
+        try:
+            made = await self._api.patch(paths.place(manifest), patch)
+        except (NotFound, Conflict):
+            return await self._create(entry, manifest)
+        return metadata["annotations"][HASH], made["metadata"]["uid"]
+
+    async def _prune(self, entry: JobEntry, wanted: Collection[Identity], empty: bool) -> None:
+        objects = self._known.get(entry.uid, {})
+        for identity in [i for i in objects if i[1] in PRUNED and i not in wanted]:
+            api_version, kind, name = identity
+            if kind == "PodGroup" and not empty:
+                continue  # pods that wait for their nodes may belong to it
+            reference = {
+                "apiVersion": api_version,
+                "kind": kind,
+                "metadata": {"name": name, "namespace": entry.namespace},
+            }
+            await self._delete(reference, objects[identity][1])
+            del objects[identity]
+
+    async def _delete(self, manifest: Manifest, uid: str) -> None:
+        try:
+            await self._api.delete(paths.place(manifest), uid, None)
+        except (NotFound, Conflict):
+            return  # gone, or a namesake is there
+
+
+def _is_kept(manifest: Manifest) -> bool:
+    return manifest["kind"] in KEPT or bool(manifest.get("immutable"))
+
+
+def _note(found: dict[str, Known], kind: tuple[str, str], item: Manifest) -> None:
+    metadata, owner = item["metadata"], owner_of(item)
+    if owner is not None and JOB_LABEL in (metadata.get("labels") or {}):
+        digest = (metadata.get("annotations") or {}).get(HASH, "")
+        found.setdefault(owner, {})[*kind, metadata["name"]] = (digest, metadata["uid"])
+
+
+def _identity(manifest: Manifest) -> Identity:
+    return manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
+
+
+def _hash(manifest: Manifest) -> str:
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _signed(manifest: Manifest, digest: str) -> Manifest:
+    metadata = manifest["metadata"]
+    annotations = {**(metadata.get("annotations") or {}), HASH: digest}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}

@@ -1,0 +1,101 @@
+"""Each job's certificate: its key in a Secret that the operator never reads again, its bundle in `<job>-trust`.
+
+Invariant: the Secret exists before the bundle names its certificate, and the bundle is written before a pod that
+serves with it is made. Killed in between, the operator leaves an unused Secret that goes with its job.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roll_api import RLJob
+
+from roll_operator.controller.cluster import paths
+from roll_operator.controller.cluster.api import Api, Manifest
+from roll_operator.controller.cluster.errors import NotFound
+from roll_operator.plan.objects.cluster import metadata, tls_name, trust_name
+from roll_operator.trust import certificates
+
+KEYS_SECONDS = 600.0
+"""How long the cluster's public keys are taken as known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a job's pods trust, and the certificate that serves."""
+
+    bundle: bytes
+    keys: str
+    """The cluster's public keys (JWKS)."""
+    serial: str | None
+    """None: cert-manager names the Secret, and renews it."""
+    rotates_at: float
+
+
+class TrustKeeper:
+    def __init__(
+        self, api: Api, issued_elsewhere: bool = False, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._api, self._issued_elsewhere, self._wall = api, issued_elsewhere, wall
+        self._jobs: dict[str, Trust] = {}
+        self._keys, self._keys_until = "", 0.0
+
+    def known(self, uid: str) -> Trust | None:
+        return self._jobs.get(uid)
+
+    def forget(self, uid: str) -> None:
+        self._jobs.pop(uid, None)
+
+    async def of(self, job: RLJob) -> Trust:
+        """The job's trust, made or rotated when it is due."""
+        uid, now = job.metadata.uid, self._wall()
+        trust, keys = self._jobs.get(uid), await self._cluster_keys()
+        if trust is not None and trust.keys == keys and now < trust.rotates_at:
+            return trust
+        there = await self._read(job)
+        bundle = there.get("ca.crt", "").encode()
+        if not self._issued_elsewhere and now >= certificates.rotates_at(bundle):
+            pair = certificates.make(certificates.names(job.name, job.metadata.namespace), now)
+            secret = _secret(job, pair)
+            await self._api.create(paths.home(secret), secret)
+            bundle = certificates.extended(bundle, pair.certificate, now)
+        serial = None if self._issued_elsewhere else certificates.newest_serial(bundle)
+        rotates_at = float("inf") if serial is None else certificates.rotates_at(bundle)
+        self._jobs[uid] = trust = Trust(bundle, keys, serial, rotates_at)
+        return trust
+
+    async def _read(self, job: RLJob) -> dict[str, str]:
+        try:
+            found = await self._api.get(paths.config_map(job.metadata.namespace, trust_name(job)))
+        except NotFound:
+            return {}
+        data: dict[str, str] = found.get("data") or {}
+        return data
+
+    async def _cluster_keys(self) -> str:
+        if self._wall() >= self._keys_until:
+            found = await self._api.get("/openid/v1/jwks", accept="application/jwk-set+json")
+            self._keys = json.dumps(found, sort_keys=True, separators=(",", ":"))
+            self._keys_until = self._wall() + KEYS_SECONDS
+        return self._keys
+
+
+def config_map(job: RLJob, trust: Trust) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, trust_name(job)),
+        "data": {"ca.crt": trust.bundle.decode(), "jwks.json": trust.keys},
+    }
+
+
+def _secret(job: RLJob, pair: certificates.KeyPair) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": metadata(job, tls_name(job, pair.serial)),
+        "immutable": True,
+        "stringData": {"tls.crt": pair.certificate.decode(), "tls.key": pair.key.decode()},
+    }
