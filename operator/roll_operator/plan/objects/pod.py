@@ -30,6 +30,7 @@ from roll_operator.plan.objects.template import merged
 
 USER = 10001
 MASTER_PORT = 29500
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def pod(
@@ -52,11 +53,13 @@ def pod(
     }
     join(result, job, start.role, cluster, starting)
     enqueue(result, job, start.role)
-    ours = {variable["name"] for variable in result["spec"]["containers"][0]["env"]}
-    protected = files.PROTECTED | (
-        ours - set(role.env if role else ()) - {"HOME", "OMP_NUM_THREADS"}
-    )
-    return merged(result, template, protected)
+    return merged(result, template, files.PROTECTED | _protected(result))
+
+
+def _protected(pod: Manifest) -> frozenset[str]:
+    """Variables by which a process finds its job and its peers."""
+    names = (variable["name"] for variable in pod["spec"]["containers"][0]["env"])
+    return frozenset(name for name in names if name.startswith("ROLL_") or name in RENDEZVOUS)
 
 
 def _metadata(job: RLJob, start: StartPod) -> Manifest:
@@ -166,13 +169,16 @@ def _resources(cluster: Cluster, name: str, given: Resources, role: Role | None)
 
 def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
     """What the planner tells every process, with the addresses and files of a cluster."""
-    values = dict(start.env) | {
-        "HOME": dict(start.env).get("HOME", "/tmp"),
-        "ROLL_TRUST": files.TRUST_FOLDER,
-        "ROLL_TOKEN": f"{files.TOKEN_FOLDER}/token",
-        "ROLL_HOST": host(job, start.name),
-        "ROLL_METRICS_PORT": str(METRICS_PORT),
-    }
+    values = (
+        {"HOME": "/tmp"}
+        | dict(start.env)
+        | {
+            "ROLL_TRUST": files.TRUST_FOLDER,
+            "ROLL_TOKEN": f"{files.TOKEN_FOLDER}/token",
+            "ROLL_HOST": host(job, start.name),
+            "ROLL_METRICS_PORT": str(METRICS_PORT),
+        }
+    )
     if start.role in files.SERVERS:
         values["ROLL_TLS"] = files.TLS_FOLDER
     if start.role == SCHEDULER:
