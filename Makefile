@@ -41,8 +41,9 @@ chart: setup ## what helm says about the chart, as it is and with everything swi
 images: ## build both images with buildah and print their sizes (ACCELERATOR=cuda for GPUs)
 	images/build
 
-generate: setup ## write again what is generated: the CRD and the wire stubs
+generate: setup ## write again what is generated: the CRD, the wire stubs, the chart's copies
 	$(BIN)/python -m roll_api.crd
+	cp operator/roll_operator/controller/cluster/rbac.yaml helm/roll-operator/files/
 	$(BIN)/python -m roll_wire.generate
 
 cluster: setup ## a real Kubernetes on this machine (or the one of KUBECONFIG) with the operator installed
