@@ -86,11 +86,11 @@ class ApiServer:
         self.server.wait(lambda: self.answers("/readyz"), 90)
 
     def stop(self) -> None:
-        """The API server alone; etcd and the data stay."""
-        self.server.stop()
+        """The API server alone; etcd and the data stay. Asked nicely it waits for all watches to end."""
+        self.server.stop(seconds=2)
 
     def close(self) -> None:
-        self.server.stop()  # first: without etcd it would wait for a minute
+        self.stop()  # first: without etcd it would wait for a minute
         self.etcd.stop()
 
     def __enter__(self) -> Self:

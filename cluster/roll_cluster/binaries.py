@@ -4,6 +4,7 @@ A program is in the cache folder only when it is whole: it is built under anothe
 The version goes in by linker flags; without them the server calls itself v0.0.0 and helm refuses it.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -52,21 +53,25 @@ def build(programs: list[str], say: Callable[[str], None]) -> None:
         )
     folder = binaries_folder()
     wanted = [name for name in PROGRAMS if not programs or name in programs]
-    missing = [name for name in wanted if not (folder / name).exists()]
-    if not missing:
+    if all((folder / name).exists() for name in wanted):
         return
     go = _go()
     folder.mkdir(parents=True, exist_ok=True)
-    say(
-        f"building {len(missing)} programs of Kubernetes {KUBERNETES}, once; about 10 minutes in all"
-    )
-    for number, name in enumerate(missing, 1):
-        say(f"  {number}/{len(missing)} {name} …")
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as scratch:
-            _compile(go, name, Path(scratch))
-            os.replace(Path(scratch) / name, folder / name)
-        say(f"  {number}/{len(missing)} {name} built in {time.monotonic() - began:.0f} s")
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of the same would each take twice as long
+        for broken_off in folder.parent.glob("build-*"):
+            shutil.rmtree(broken_off)
+        missing = [name for name in wanted if not (folder / name).exists()]
+        say(
+            f"building {len(missing)} programs of Kubernetes {KUBERNETES}, once; 10 minutes for all"
+        )
+        for number, name in enumerate(missing, 1):
+            say(f"  {number}/{len(missing)} {name} …")
+            began = time.monotonic()
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as scratch:
+                _compile(go, name, Path(scratch))
+                os.replace(Path(scratch) / name, folder / name)
+            say(f"  {number}/{len(missing)} {name} built in {time.monotonic() - began:.0f} s")
 
 
 def _compile(go: str, name: str, target: Path) -> None:

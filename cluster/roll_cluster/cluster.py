@@ -24,7 +24,10 @@ from roll_cluster.settings import NODE, NODE_IP, POD_UID, ClusterError, State
 # Which state folder owns the addresses of this machine.
 OWNER = Path("/run/roll-cluster.owner")
 LOCK = Path("/run/roll-cluster.lock")
-KEPT = {"containerd", "log"}
+KEPT = {"containerd", "log", "README"}
+# Only a folder that holds this file is ever emptied.
+MARK = "README"
+MARK_TEXT = "The state of a test cluster. `python -m roll_cluster down --purge` removes it.\n"
 
 
 class Cluster:
@@ -63,6 +66,7 @@ class Cluster:
                 "or set KUBECONFIG to use one that runs elsewhere"
             )
         with _alone():
+            self._own_folder()
             self._claim()
             packages.install(self.say)
             binaries.build([], self.say)
@@ -74,6 +78,15 @@ class Cluster:
                 self._clean()
                 shutil.rmtree(self.state.log, ignore_errors=True)
             self._start()
+
+    def _own_folder(self) -> None:
+        root = self.state.root
+        if root.exists() and any(root.iterdir()) and not (root / MARK).exists():
+            raise ClusterError(
+                f"{root} holds something else; ROLL_CLUSTER_STATE names a new folder"
+            )
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MARK).write_text(MARK_TEXT)
 
     def _claim(self) -> None:
         """Refuse while another state folder's cluster runs; tidy up after one that died."""
@@ -138,7 +151,7 @@ class Cluster:
         return False
 
     def down(self, *, purge: bool = False) -> None:
-        if not self.state.root.exists():
+        if not (self.state.root / MARK).exists():
             return
         with _alone():
             self._clean()
@@ -155,13 +168,13 @@ class Cluster:
             self.containers.start()
             self.containers.remove_all()
         for process in self.processes:
-            process.stop()
+            process.stop(seconds=2)  # what they could still save is thrown away
         self.containers.stop()
         for mount in _mounts_below(self.state.root):
             run("umount", mount)
         _remove_empty_cgroups()
         network.down(self.state.run / "kernel.json")
-        if self.state.root.exists():
+        if (self.state.root / MARK).exists():
             for entry in self.state.root.iterdir():
                 if entry.name not in KEPT:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -120,6 +120,7 @@ class Components:
             # A changed ConfigMap shows in the pods after some seconds instead of a minute.
             "syncFrequency": "10s",
             "maxPods": 250,
+            "makeIPTablesUtilChains": False,  # kube-proxy does without, and they would stay behind
         }
         return [
             self.programs / "kubelet",

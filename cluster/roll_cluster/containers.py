@@ -47,6 +47,8 @@ CNI = {
         }
     ],
 }
+CNI_RESULTS = Path("/var/lib/cni/results")
+LOG_LINKS = Path("/var/log/containers")
 
 
 class Containers:
@@ -107,6 +109,14 @@ class Containers:
         self.process.stop()
         for pid in self.shims():
             end(pid, signal.SIGKILL, 10)
+        # Notes that are kept outside of the state folder, in places nobody can choose.
+        for note in CNI_RESULTS.glob(f"{CNI['name']}-*"):
+            container = note.name.split("-")[1]
+            (CNI_RESULTS / f"cni-loopback-{container}-lo").unlink(missing_ok=True)
+            note.unlink()
+        for link in LOG_LINKS.glob("*.log"):
+            if link.is_symlink() and link.readlink().is_relative_to(self.state.root):
+                link.unlink()
 
     def shims(self) -> list[int]:
         """Processes that serve this containerd and no other: their command names its socket."""
