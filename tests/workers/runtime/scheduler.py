@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from roll_wire import session_pb2, session_pb2_grpc
+from roll_wire import credentials, session_pb2, session_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 from roll_wire.session_pb2 import (
     Ack,
@@ -76,6 +76,8 @@ class Scheduler(session_pb2_grpc.SessionServicer):
         self.port = port
         self.acknowledge: Ack.Verdict | None = Ack.STORED
         self.refuse: Refused | None = None
+        self.deny: tuple[grpc.StatusCode, str] | None = None
+        self.shown: list[str] = []  # by each stream, to prove who it is
         self.aborts = 0  # so many streams are cancelled before Welcome
         self.before_welcome = asyncio.Event()
         self.before_welcome.set()
@@ -86,12 +88,15 @@ class Scheduler(session_pb2_grpc.SessionServicer):
         self.outgoing: asyncio.Queue[ToWorker] = asyncio.Queue()
         self.server: grpc.aio.Server | None = None
 
-    async def start(self, *add: Callable[[grpc.aio.Server], None]) -> None:
+    async def start(self, *add: Callable[[grpc.aio.Server], None], tls: Path | None = None) -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         session_pb2_grpc.add_SessionServicer_to_server(self, server)
         for each in add:
             each(server)
-        server.add_insecure_port(f"127.0.0.1:{self.port}")
+        if tls is None:
+            server.add_insecure_port(f"127.0.0.1:{self.port}")
+        else:
+            server.add_secure_port(f"127.0.0.1:{self.port}", credentials.server(tls))
         await server.start()
         self.server = server
 
@@ -121,7 +126,10 @@ class Scheduler(session_pb2_grpc.SessionServicer):
     ) -> AsyncIterator[ToWorker]:
         first = await anext(aiter(request_iterator))
         self.hellos.append(first.hello)
+        self.shown.append(str(dict(context.invocation_metadata()).get("authorization", "")))
         await self._notify()
+        if self.deny is not None:
+            await context.abort(*self.deny)
         if self.aborts:
             self.aborts -= 1
             await context.abort(grpc.StatusCode.CANCELLED, "not now")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import shutil
 import tarfile
+import tempfile
+import zlib
 from pathlib import Path
 
 from roll_workers.errors import UserError
@@ -27,14 +27,15 @@ def unpack(archive: Path | None, into: Path) -> None:
     try:
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         into.parent.mkdir(parents=True, exist_ok=True)
-        scratch = into.with_name(f".{into.name}.{os.uname().nodename}.{os.getpid()}")
         while _unpacked(into) != digest:
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            _extract(archive, scratch)
-            (scratch / MARK).write_text(digest)
-            _put(scratch, into)
-    except (tarfile.TarError, EOFError, OSError) as error:
+            # In a folder of its own: pods that share the volume may do the same at the same time.
+            with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as scratch:
+                fresh = Path(scratch) / into.name
+                fresh.mkdir()
+                _extract(archive, fresh)
+                (fresh / MARK).write_text(digest)
+                _put(fresh, into)
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise UserError(
             f"ROLL_SOURCE_ARCHIVE: {archive} can't be unpacked into {into}: {error}"
         ) from error
@@ -53,18 +54,15 @@ def _extract(archive: Path, into: Path) -> None:
             packed.extract(member, into, filter="data")
 
 
-def _put(scratch: Path, into: Path) -> None:
+def _put(fresh: Path, into: Path) -> None:
     """In one step, unless another pod was faster."""
-    old = scratch.with_name(scratch.name + ".old")
     with contextlib.suppress(FileNotFoundError):
-        into.rename(old)
-    shutil.rmtree(old, ignore_errors=True)
+        into.rename(fresh.with_name("old"))
     try:
-        scratch.rename(into)
+        fresh.rename(into)
     except OSError:
         if not into.exists():
             raise
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _unpacked(into: Path) -> str:
