@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from roll_api import RLJob
+from roll_api import ROLE_NAMES, RLJob
 from roll_operator.plan import Observed, StartPod, plan
 from roll_operator.plan.objects import Cluster, Manifest, pod, site, support
 
@@ -38,6 +38,33 @@ BASE: dict[str, Any] = {
 def make_job(assign: dict[str, Any] | None = None, remove: list[str] | None = None) -> RLJob:
     """The base with some keys set and removed; paths are relative to the object."""
     return RLJob.parse(changed(BASE, assign, remove), cluster=True)
+
+
+SIDECAR = {
+    "name": "log",
+    "image": "log:1",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+FULL = make_job(
+    {
+        "metadata.name": "full",
+        "spec.image": "mine:1",
+        "spec.scheduling": {"queue": "team-a", "priorityClass": "high"},
+        "spec.storage": {"claim": "shared", "storageClass": "fast"},
+        "spec.scheduler": {"resources": {"limits": {"memory": "1Gi"}}},
+    }
+    | {
+        f"spec.roles.{role}": {
+            "replicas": 2,
+            "gpu": {"count": 2, "products": ["NVIDIA-L4"], "minMemoryMiB": 1000},
+            "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}},
+            "placement": {"mode": mode, "exclusive": True},
+            "template": {"spec": {"containers": [SIDECAR]}},
+        }
+        for role, mode in zip(ROLE_NAMES, ("Pack", "Spread", "Pack", "Spread"), strict=True)
+    }
+)
+"""A job that says everything."""
 
 
 def starts(job: RLJob) -> list[StartPod]:

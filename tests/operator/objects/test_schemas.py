@@ -10,9 +10,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from jsonschema import Draft202012Validator
-from roll_api import ROLE_NAMES, RLJob
+from roll_api import RLJob
 from roll_operator.plan.objects import Manifest
-from support.job_objects import CLUSTER, everything, make_job
+from support.job_objects import CLUSTER, FULL, everything, make_job
 
 MINOR = {"scheduling.k8s.io/v1alpha3": "1.37", "scheduling.k8s.io/v1beta1": "1.37"}
 """The Kubernetes that serves an API, where it is not the one of the test cluster."""
@@ -61,32 +61,15 @@ def check(manifest: Manifest, version: str = CURRENT) -> None:
         Draft202012Validator(other).validate(manifest["spec"])
 
 
-FULL = {
-    "spec.image": "mine:1",
-    "spec.scheduling": {"queue": "team-a", "priorityClass": "high"},
-    "spec.storage": {"claim": "shared", "storageClass": "fast"},
-    "spec.scheduler": {"resources": {"limits": {"memory": "1Gi"}}},
-} | {
-    f"spec.roles.{role}": {
-        "replicas": 2,
-        "gpu": {"count": 2, "products": ["NVIDIA-L4"], "minMemoryMiB": 1000},
-        "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}},
-        "placement": {"mode": mode, "exclusive": True},
-        "template": {"spec": {"containers": [{"name": "log", "image": "log:1"}]}},
-    }
-    for role, mode in zip(ROLE_NAMES, ("Pack", "Spread", "Pack", "Spread"), strict=True)
-}
-
-
 @pytest.mark.parametrize(
     ("job", "api", "issuer"),
     [
         (make_job(), None, None),
-        (make_job(FULL), "scheduling.k8s.io/v1alpha2", None),
-        (make_job(FULL), "scheduling.k8s.io/v1alpha3", None),
-        (make_job(FULL), "scheduling.k8s.io/v1beta1", None),
-        (make_job(FULL), "scheduling.x-k8s.io/v1alpha1", "ca"),
-        (make_job(FULL), "scheduling.volcano.sh/v1beta1", "ClusterIssuer/ca"),
+        (FULL, "scheduling.k8s.io/v1alpha2", None),
+        (FULL, "scheduling.k8s.io/v1alpha3", None),
+        (FULL, "scheduling.k8s.io/v1beta1", None),
+        (FULL, "scheduling.x-k8s.io/v1alpha1", "ca"),
+        (FULL, "scheduling.volcano.sh/v1beta1", "ClusterIssuer/ca"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
