@@ -1,0 +1,83 @@
+"""The same table, judged by a real API server: strict field validation, schema and CEL, by dry run.
+
+Creating the CRD proves that its rules stay within the API server's cost limits.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+from roll_api.crd import TARGET
+from roll_cluster import ApiServer
+from ruamel.yaml import YAML
+from support.objects import changed
+
+pytestmark = pytest.mark.cluster
+
+TABLE = YAML(typ="safe", pure=True).load(Path(__file__).with_name("table.yaml"))
+PLACE = ("roll.dev", "v1alpha1", "default", "rljobs")
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.CustomObjectsApi]:
+    with ApiServer(tmp_path_factory.mktemp("api")) as server:
+        server.kubectl("create", "-f", TARGET)
+        server.kubectl("wait", "--for=condition=Established", "crd/rljobs.roll.dev")
+        yield client.CustomObjectsApi(config.new_client_from_config(str(server.kubeconfig)))
+
+
+def rows(section: str) -> list[Any]:
+    return [
+        pytest.param(row, id=row["name"])
+        for row in TABLE[section]
+        if row["name"] != "no name"  # the API server would ask for a name before anything else
+    ]
+
+
+def said(error: client.ApiException) -> str:
+    """The server's words, with list items as in the table: `rewards.0`."""
+    message: str = json.loads(error.body)["message"]
+    return re.sub(r"\[(\d+)\]", r".\1", message)
+
+
+def judge(row: dict[str, Any], attempt: Any) -> None:
+    if "bad" not in row:
+        attempt()
+        return
+    with pytest.raises(client.ApiException) as refused:
+        attempt()
+    assert refused.value.status in (400, 422)
+    assert re.search(rf"\b{re.escape(row['bad'])}\b", said(refused.value)), said(refused.value)
+
+
+@pytest.mark.parametrize("row", rows("create"))
+def test_the_api_server_judges_a_new_job(api: client.CustomObjectsApi, row: dict[str, Any]) -> None:
+    job = changed(TABLE["base"], row.get("set"), row.get("remove"))
+    judge(
+        row,
+        lambda: api.create_namespaced_custom_object(
+            *PLACE, job, dry_run="All", field_validation="Strict"
+        ),
+    )
+
+
+@pytest.mark.parametrize("row", rows("update"))
+def test_the_api_server_judges_an_update(api: client.CustomObjectsApi, row: dict[str, Any]) -> None:
+    old = changed(TABLE["base"], row.get("from"), row.get("without"))
+    stored = api.create_namespaced_custom_object(*PLACE, old)
+    name = stored["metadata"]["name"]
+    new = changed(old, row.get("set"), row.get("remove"))
+    new["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+    try:
+        judge(
+            row,
+            lambda: api.replace_namespaced_custom_object(
+                *PLACE, name, new, dry_run="All", field_validation="Strict"
+            ),
+        )
+    finally:
+        api.delete_namespaced_custom_object(*PLACE, name)
