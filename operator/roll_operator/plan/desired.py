@@ -41,6 +41,11 @@ def name_of(job: str, role: str, index: int) -> str:
     return f"{job}-{role}-{index}"
 
 
+def scope_of(role: str, name: str) -> str:
+    """What is restarted together: the trainer as a whole role, everything else alone."""
+    return "trainer" if role == "trainer" else name
+
+
 def desired_pods(job: RLJob) -> tuple[DesiredPod, ...]:
     """The scheduler first, then role by role."""
     name = job.metadata.name
@@ -48,7 +53,7 @@ def desired_pods(job: RLJob) -> tuple[DesiredPod, ...]:
     for role in ROLE_NAMES:
         for index in range(job.spec.roles.get(role).replicas):
             pod = name_of(name, role, index)
-            pods.append(DesiredPod(pod, role, index, scope="trainer" if role == "trainer" else pod))
+            pods.append(DesiredPod(pod, role, index, scope_of(role, pod)))
     return tuple(pods)
 
 

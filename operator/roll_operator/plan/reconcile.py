@@ -27,7 +27,7 @@ from roll_operator.plan.model import (
     StartPod,
     StopPod,
 )
-from roll_operator.plan.restarts import failure_of, judge, settle
+from roll_operator.plan.restarts import adopt, failure_of, judge, settle
 from roll_operator.plan.rules import classify, rules_of
 from roll_operator.plan.status import project, serves
 
@@ -60,7 +60,7 @@ def plan(job: RLJob, observed: Observed, now: float, site: Site) -> Plan:
     if begins:
         observed = replace(observed, progress=None)  # the last run's scheduler said it
     of_record = policy.spec_of_record(job, observed, record)
-    record = replace(record, spec_hash=spec_hash(of_record))
+    record = adopt(observed, replace(record, spec_hash=spec_hash(of_record)))
 
     record, actions, wakes = _live(of_record, observed, record, now)
     ending = _ends(record) or record.closing

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from roll_api import RLJob
 
-from roll_operator.plan.desired import desired_pods
+from roll_operator.plan.desired import desired_pods, scope_of
 from roll_operator.plan.model import (
     Action,
     Announce,
@@ -54,6 +54,18 @@ def back_off(job: RLJob, streak: int) -> float:
     return float(min(policy.backoff_seconds * 2**doublings, policy.backoff_max_seconds))
 
 
+def adopt(observed: Observed, record: Record) -> Record:
+    """Every pod that is there is known to the record, so that no later run begins with its attempt again.
+
+    A pod of a newer attempt than the record knows: the record was lost, and the pod is right.
+    """
+    for pod in observed.pods:
+        key = scope_of(pod.role, pod.name)
+        if key not in record.scopes or pod.attempt > record.scope(key).attempt:
+            record = replace(record, scopes={**record.scopes, key: Scope(pod.attempt)})
+    return record
+
+
 def judge(
     job: RLJob, observed: Observed, record: Record, now: float
 ) -> tuple[Record, tuple[Action, ...], float | None]:
@@ -62,7 +74,6 @@ def judge(
     look_again: float | None = None
     places = {place.name: place for place in desired_pods(job)}
     rules = rules_of(job)
-    record = _adopt(observed, record, places)
     for pod in sorted(observed.pods, key=_decisive_first):
         if record.failure is not None:
             break  # what else ended is no longer of any consequence
@@ -206,16 +217,6 @@ def _fail(record: Record, role: str, last: Failure, why: Failure) -> Judged:
 def _raise(record: Record, key: str, streak: int, not_before: float) -> Record:
     scope = Scope(record.scope(key).attempt + 1, {}, streak, not_before)
     return replace(record, scopes={**record.scopes, key: scope})
-
-
-def _adopt(observed: Observed, record: Record, places: dict[str, DesiredPod]) -> Record:
-    """A pod of a newer attempt than the record knows: the record was lost, and the pod is right."""
-    for pod in observed.pods:
-        place = places.get(pod.name)
-        if place is not None and pod.attempt > record.scope(place.scope).attempt:
-            scope = Scope(pod.attempt)
-            record = replace(record, scopes={**record.scopes, place.scope: scope})
-    return record
 
 
 def _vanished(observed: Observed, record: Record, places: dict[str, DesiredPod]) -> Judged:
