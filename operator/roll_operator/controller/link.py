@@ -86,6 +86,7 @@ def read_progress(reply: control_pb2.JobProgress) -> Progress:
         tokens=reply.tokens,
         notices=tuple(reply.notices),
         last_progress_at=reply.last_progress_at,
+        ledger_lost=reply.ledger_lost,
         held=_held(reply.held) if reply.HasField("held") else None,
         metrics=dict(reply.metrics),
     )

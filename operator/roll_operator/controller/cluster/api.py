@@ -61,7 +61,7 @@ class Api:
         answer = await self._call("GET", path, query=query, seconds=seconds)
         return answer.decode("utf-8", "replace")
 
-    async def list(
+    async def pages(
         self, path: str, selector: str = "", *, metadata_only: bool = False
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
         """Page by page, with the version of the list."""

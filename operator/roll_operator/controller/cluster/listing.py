@@ -45,7 +45,7 @@ async def _everything(
             ("job", f"/apis/{GROUP}/{VERSION}/{scope}rljobs", ""),
         )
         for kind, path, selector in lists:
-            async for items, version in api.list(path, selector):
+            async for items, version in api.pages(path, selector):
                 yield kind, None, int(version)
                 for item in items:
                     yield kind, item, int(version)

@@ -68,9 +68,10 @@ class Operator:
             if leading in done or self.leader.lost.is_set():
                 log.error("the lease is lost: another operator acts from now on")
                 return LOST_LEASE
-            for task in done:
-                task.result()
-            return 0
+            problem = next((task.exception() for task in done if task.exception()), None)
+            if problem is not None:
+                log.error("stopped by an error: %s", problem, exc_info=problem)
+            return 0 if problem is None else 1
         finally:
             for task in (acting, leading, watching):
                 task.cancel()

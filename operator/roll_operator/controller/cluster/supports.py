@@ -67,7 +67,7 @@ class Supports:
         for api_version, kind in self._listed:
             for namespace in namespaces or [""]:
                 path = paths.collection(api_version, kind, namespace)
-                pages = self._api.list(path, SELECTOR, metadata_only=True)
+                pages = self._api.pages(path, SELECTOR, metadata_only=True)
                 async for items, _ in pages:
                     for item in items:
                         _note(found, (api_version, kind), item)

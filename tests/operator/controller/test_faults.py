@@ -1,0 +1,334 @@
+"""The operator, its API server and the way between them fail; the job's objects become the same."""
+
+import json
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from support.api_proxy import Answer, Call, Proxy
+from support.operator_world import (
+    ACCOUNT,
+    PLACES,
+    RBAC,
+    SYSTEM,
+    Kubelet,
+    OperatorProcess,
+    Start,
+    World,
+    eventually,
+    names,
+)
+
+COMPARED = (
+    "pods",
+    "services",
+    "configmaps",
+    "serviceaccounts",
+    "persistentvolumeclaims",
+    "poddisruptionbudgets",
+    "networkpolicies",
+    "podgroups",
+)
+
+
+def attempts(world: World, namespace: str) -> dict[str, str]:
+    """Name and attempt of every pod that runs."""
+    return {
+        pod["metadata"]["name"]: pod["metadata"]["labels"]["roll.dev/attempt"]
+        for pod in world.all("pods", namespace)
+        if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+FIRST = dict.fromkeys(PLACES, "0")
+AFTER = FIRST | {"sums-inference-0": "1"}
+
+
+def objects(world: World, namespace: str) -> dict[str, list[str]]:
+    return {kind: names(world.all(kind, namespace)) for kind in COMPARED}
+
+
+def one_failure(world: World, namespace: str, seconds: float = 120) -> None:
+    """The life of a job up to the replacement of a pod that failed once."""
+    eventually(f"{namespace}: all run", lambda: attempts(world, namespace) == FIRST, seconds)
+    world.end_pod(namespace, "sums-inference-0", "inference", 1, "out of luck")
+    eventually(f"{namespace}: replaced", lambda: attempts(world, namespace) == AFTER, seconds)
+
+
+def settled(world: World, namespace: str) -> bool:
+    """The status knows the new pod: nothing is left to be written."""
+    status = world.job(namespace, "sums")["status"]
+    uid = world.get("pods", namespace, "sums-inference-0")["metadata"]["uid"]
+    return bool(
+        status["record"]["scopes"]["sums-inference-0"].get("started", {}).get("sums-inference-0")
+        == uid
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_after_each_write_for_every_write_it_makes_the_same_objects(
+    world: World, proxy: Proxy, operator: Start, job: dict[str, Any]
+) -> None:
+    """Round k ends the operator after its k-th write of job k, before it hears the answer; its successor
+    finishes job k and is ended in job k+1. The undisturbed job is number 0."""
+    current: list[OperatorProcess] = []
+    seen: dict[str, int] = {}
+    deadly: dict[str, int] = {}
+    killed = threading.Event()
+
+    def count(call: Call) -> None:
+        namespace = call.path.split("namespaces/")[-1].split("/")[0]
+        if call.is_write and namespace.startswith("kill-"):
+            seen[namespace] = seen.get(namespace, 0) + 1
+            if seen[namespace] == deadly.get(namespace):
+                current[-1].kill()
+                killed.set()
+
+    proxy.after = count
+    current.append(operator())
+    results: list[tuple[dict[str, list[str]], dict[str, Any]]] = []
+    kills, number, most = 0, 0, 60
+    while number < most:
+        namespace = world.namespace(f"kill-{number}")
+        if number:
+            deadly[namespace] = number
+        killed.clear()
+        with Kubelet(world, namespace):
+            world.create("rljobs", namespace, job)
+            driver = threading.Thread(target=one_failure, args=(world, namespace), daemon=True)
+            driver.start()
+            while driver.is_alive():
+                driver.join(0.05)
+                if killed.is_set():
+                    killed.clear()
+                    kills += 1
+                    current.append(operator())
+            eventually("settled", lambda ns=namespace: settled(world, ns), 60)
+            if killed.is_set():
+                killed.clear()
+                kills += 1
+                current.append(operator())
+                eventually("settled again", lambda ns=namespace: settled(world, ns), 60)
+        results.append((objects(world, namespace), world.job(namespace, "sums")["status"]))
+        if number == 0:
+            most = seen[namespace] + 1
+        number += 1
+    undisturbed, status = results[0]
+    assert kills >= most - 2, "the kills did not happen"
+    for number, (found, told) in enumerate(results[1:], 1):
+        assert found == undisturbed, f"killed after write {number}"
+        assert told["restarts"] == status["restarts"] == 1, f"killed after write {number}"
+        assert told["roles"]["inference"]["lastFailure"]["message"] == "out of luck"
+
+
+def test_a_leader_that_was_stopped_and_goes_on_changes_nothing(
+    world: World, proxy: Proxy, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    first = operator(ROLL_IDENTITY="first")
+    with Kubelet(world, namespace):
+        world.create("rljobs", namespace, job)
+        eventually("all run", lambda: attempts(world, namespace) == FIRST)
+        second = operator(ROLL_IDENTITY="second")
+        eventually("the second watches", lambda: second.http("/healthz")[0] == 200)
+        first.signal(signal.SIGSTOP)
+        # It is stopped with news on its way, so that it would act on them when it goes on.
+        world.end_pod(namespace, "sums-inference-0", "inference", 1, "out of luck")
+        eventually("the second replaced it", lambda: attempts(world, namespace) == AFTER, 60)
+        eventually("the record", lambda: settled(world, namespace))
+        before = world.job(namespace, "sums")
+        version = before["metadata"]["resourceVersion"]
+        proxy.calls = []
+        first.signal(signal.SIGCONT)
+        assert first.process is not None
+        assert first.process.wait(60) == 3, "a leader without its lease exits"
+    after = world.job(namespace, "sums")
+    assert after["status"]["restarts"] == 1
+    assert attempts(world, namespace) == AFTER
+    refused = [c for c in proxy.calls if c.is_write and c.status not in (200, 201)]
+    done = [c for c in proxy.calls if c.is_write and c.status in (200, 201)]
+    assert not done or after["metadata"]["resourceVersion"] == version, (refused, done)
+    assert second.alive()
+
+
+def test_a_second_operator_takes_over_at_once_when_the_first_ends_in_order(
+    world: World, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    first = operator(ROLL_IDENTITY="first")
+    eventually("the first leads", lambda: '"leader": true' in first.http("/healthz")[1])
+    second = operator(ROLL_IDENTITY="second")
+    eventually("the second watches", lambda: second.http("/healthz")[0] == 200)
+    began = time.monotonic()
+    assert first.stop() == 0
+    eventually("the second leads", lambda: '"leader": true' in second.http("/healthz")[1])
+    assert time.monotonic() - began < 15, "sooner than the lease would end by itself"
+    world.create("rljobs", namespace, job)
+    eventually("all pods", lambda: names(world.all("pods", namespace)) == PLACES)
+
+
+def test_it_goes_on_after_a_restart_of_the_api_server(
+    world: World, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    running = operator()
+    with Kubelet(world, namespace):
+        world.create("rljobs", namespace, job)
+        eventually("all run", lambda: attempts(world, namespace) == FIRST)
+        world.server.stop()
+        world.server.start()
+        one = world.get("pods", namespace, "sums-inference-0")
+        assert one["status"]["phase"] == "Running"
+        world.end_pod(namespace, "sums-inference-0", "inference", 1, "out of luck")
+        eventually("replaced", lambda: attempts(world, namespace) == AFTER, 120)
+    assert running.alive(), "it need not be restarted itself"
+
+
+def test_what_vanished_while_a_watch_was_expired_is_noticed(
+    world: World, proxy: Proxy, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    running = operator()
+    with Kubelet(world, namespace):
+        world.create("rljobs", namespace, job)
+        eventually("all run", lambda: attempts(world, namespace) == FIRST)
+        expired = threading.Event()
+        gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410}
+        gone |= {"reason": "Expired", "message": "too old resource version"}
+
+        def expire(call: Call) -> Answer | None:
+            if not call.is_watch or not call.path.endswith("/pods") or expired.is_set():
+                return None
+            if "sums-reward-0" in names(world.all("pods", namespace)):
+                return Answer(500, '{"message": "not yet"}')
+            expired.set()
+            return Answer(200, json.dumps({"type": "ERROR", "object": gone}))
+
+        proxy.before = expire
+        proxy.cut_watches()
+        world.delete("pods", namespace, "sums-reward-0", gracePeriodSeconds=0)
+        eventually("the watch expired", expired.is_set)
+        eventually(
+            "replaced", lambda: attempts(world, namespace) == FIRST | {"sums-reward-0": "1"}, 60
+        )
+    assert world.job(namespace, "sums")["status"]["restarts"] == 0, "nobody's failure"
+    assert running.alive()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "headers"),
+    [
+        (409, "Conflict", {}),
+        (429, "TooManyRequests", {"Retry-After": "1"}),
+        (500, "InternalError", {}),
+        (503, "ServiceUnavailable", {}),
+    ],
+)
+def test_every_write_may_be_refused_once(
+    world: World,
+    proxy: Proxy,
+    namespace: str,
+    operator: Start,
+    job: dict[str, Any],
+    status: int,
+    reason: str,
+    headers: dict[str, str],
+) -> None:
+    refused: set[tuple[str, str]] = set()
+
+    def refuse(call: Call) -> Answer | None:
+        what = (call.method, call.path)
+        if not call.is_write or namespace not in call.path or what in refused:
+            return None
+        if call.path.endswith("/events") or "/secrets" in call.path:
+            return None
+        refused.add(what)
+        body = {"kind": "Status", "status": "Failure", "code": status, "reason": reason}
+        return Answer(status, json.dumps({**body, "message": "not now"}), headers)
+
+    proxy.before = refuse
+    running = operator()
+    world.create("rljobs", namespace, job)
+    with Kubelet(world, namespace):
+        one_failure(world, namespace)
+        eventually("settled", lambda: settled(world, namespace))
+    assert len(refused) > 5, "the refusals did not happen"
+    assert world.job(namespace, "sums")["status"]["restarts"] == 1
+    assert running.alive()
+
+
+def test_a_job_deleted_while_the_operator_is_down_leaves_only_what_it_owned(
+    world: World, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    """The cluster's garbage collector takes what names the job as its owner; there is no finalizer."""
+    first = operator()
+    uid = world.create("rljobs", namespace, job)["metadata"]["uid"]
+    eventually("all pods", lambda: names(world.all("pods", namespace)) == PLACES)
+    first.stop()
+    world.delete("rljobs", namespace, "sums")
+    with pytest.raises(Exception, match="404"):
+        world.job(namespace, "sums")
+    for kind in (*COMPARED, "secrets"):
+        for manifest in world.all(kind, namespace):
+            if manifest["metadata"]["name"] != "default":
+                owners = [o["uid"] for o in manifest["metadata"].get("ownerReferences", [])]
+                assert owners == [uid], manifest["metadata"]["name"]
+                assert not manifest["metadata"].get("finalizers") or kind in (
+                    "persistentvolumeclaims",
+                    "podgroups",
+                )
+    # A namesake made before the collector came is another job and takes nothing over.
+    second = operator()
+    world.create("rljobs", namespace, job)
+    eventually("the next one leads", lambda: '"leader": true' in second.http("/healthz")[1])
+    eventually(
+        "the reason",
+        lambda: "does not belong" in world.job(namespace, "sums")["status"]["pendingReason"],
+    )
+
+
+def test_it_used_what_it_was_granted_and_nothing_else(world: World) -> None:
+    """The audit log of the whole session against rbac.yaml, in both directions."""
+    rules = YAML(typ="safe").load(RBAC.read_text())
+    granted = {
+        (group, resource, verb)
+        for part in ("jobs", "cluster", "own")
+        for rule in rules[part]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    used, denied = set(), []
+    for line in world.server.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        if entry["user"]["username"] != ACCOUNT or "objectRef" not in entry:
+            continue
+        about = entry["objectRef"]
+        resource = about["resource"]
+        if "subresource" in about:
+            resource += f"/{about['subresource']}"
+        what = (about.get("apiGroup", ""), resource, entry["verb"])
+        if entry["responseStatus"].get("code") == 403:
+            denied.append((what, entry["responseStatus"].get("message")))
+        else:
+            used.add(what)
+    assert not denied
+    assert used <= granted
+    elsewhere = {("scheduling.x-k8s.io", "podgroups"), ("scheduling.volcano.sh", "podgroups")}
+    unused = {g for g in granted - used if g[:2] not in elsewhere}
+    rare = {
+        ("roll.dev", "rljobs", "delete"),
+        ("", "services", "get"),
+        ("", "services", "patch"),
+        ("", "serviceaccounts", "get"),
+        ("", "persistentvolumeclaims", "get"),
+        ("policy", "poddisruptionbudgets", "get"),
+        ("networking.k8s.io", "networkpolicies", "get"),
+        ("networking.k8s.io", "networkpolicies", "patch"),
+        ("scheduling.k8s.io", "podgroups", "get"),
+        ("scheduling.k8s.io", "podgroups", "patch"),
+        ("scheduling.k8s.io", "podgroups", "delete"),
+        ("", "pods/log", "get"),
+    }
+    assert unused <= rare, "granted and never used"
+    assert SYSTEM
