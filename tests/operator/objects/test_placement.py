@@ -88,6 +88,11 @@ def test_spread_keeps_the_replicas_of_the_role_apart() -> None:
     assert not matches(constraint["labelSelector"], same | {"roll.dev/job": "other"})
 
 
+@pytest.mark.parametrize("placement", [{}, {"topologyKey": "rack"}])
+def test_without_a_mode_the_cluster_places_as_it_likes(placement: dict[str, Any]) -> None:
+    assert not placed(placement).keys() & {"topologySpreadConstraints", "affinity"}
+
+
 def test_pack_puts_the_replicas_of_the_role_into_one_place() -> None:
     spec = placed({"mode": "Pack", "topologyKey": "rack"})
     (term,) = spec["affinity"]["podAffinity"][REQUIRED]
