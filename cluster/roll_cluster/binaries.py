@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from roll_cluster.processes import run
-from roll_cluster.settings import COREDNS, KUBERNETES, KWOK, ClusterError, binaries_folder
+from roll_cluster.settings import KUBERNETES, KWOK, ClusterError, binaries_folder
 
-MODULE = Path(__file__).parent.parent / "binaries" / "kubernetes"
+MODULE = Path(__file__).parent.parent / "binaries"
 GO_NEEDED = (1, 26)
 GO_THAT_FETCHES = (1, 21)  # the first that downloads a newer one when a module asks for it
 
@@ -29,7 +29,8 @@ PROGRAMS = {
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
-    "coredns": f"github.com/coredns/coredns@{COREDNS}",
+    "coredns": "./coredns",
+    # Not in the module: it asks for newer libraries, with which all the others would be built again.
     "kwok": f"sigs.k8s.io/kwok/cmd/kwok@{KWOK}",
 }
 

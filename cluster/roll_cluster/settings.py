@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBERNETES = "v1.36.3"
-COREDNS = "v1.12.4"
 KWOK = "v0.8.0"
 
 NODE = "roll-node"
