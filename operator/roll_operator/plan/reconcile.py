@@ -71,7 +71,7 @@ def plan(job: RLJob, observed: Observed, now: float, site: Site) -> Plan:
     else:
         moves, later = _converge(of_record, observed.pods, record, now, site)
         wakes.append(later)
-        record, done = _readiness(of_record, observed, record, now), False
+        done = False
     if _ends(record) and record.ended_at == 0:
         record = replace(record, ended_at=now)
     expired, later = policy.expired(of_record, record, now)
@@ -106,6 +106,7 @@ def _live(
     late, deadline = policy.overdue(job, record, obstacle(observed), now)
     if late is not None:
         return replace(record, failure=late), [FailJob(late)], []
+    record = _readiness(job, observed, record, now)
     record, announced, look_again = judge(job, observed, record, now)
     actions, wakes = list(announced), [deadline, look_again]
     if record.failure is None:
