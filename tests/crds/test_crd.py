@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from roll_api import RLJob, crd
 from roll_api.base import Model
+from roll_api.rules import TRANSITIONS
 from support.api_server import defaulted
 
 CRD = crd.crd()
@@ -64,6 +65,20 @@ def test_no_rule_reads_what_the_api_server_hides() -> None:
         assert ".template" not in rule["rule"]
         assert f".spec{rule['fieldPath']}" in dict(nodes(ROOT))
         assert len(rule["message"]) < 2048
+
+
+def test_a_transition_asks_whether_a_key_is_there_unless_it_always_is() -> None:
+    """CEL fails on an absent key, and the update with it."""
+    for transition in TRANSITIONS:
+        for path in transition.reads:
+            parts = path.split(".")
+            for depth in range(1, len(parts) + 1):
+                parent = at(".spec" + "".join(f".{part}" for part in parts[: depth - 1]))
+                key, name = ".".join(parts[:depth]), parts[depth - 1]
+                always = "default" in parent["properties"][name] or name in parent.get(
+                    "required", []
+                )
+                assert always or f"has(self.{key}) == has(oldSelf.{key})" in transition.cel, key
 
 
 def test_the_status_has_no_defaults() -> None:
