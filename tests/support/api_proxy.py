@@ -8,7 +8,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -23,6 +23,8 @@ class Call:
     method: str
     path: str
     query: dict[str, str]
+    who: str = ""
+    """First part of the URL's path, by which callers are told apart."""
     status: int = 0
     """Of the answer; 0 before there is one."""
 
@@ -52,6 +54,8 @@ class Proxy:
         self._trust = ssl.create_default_context(cafile=str(ca))
         self.before: Before = lambda call: None
         self.after: After = lambda call: None
+        self.hold: Callable[[Call], threading.Event | None] = lambda call: None
+        """A call waits on its way to the server until the event is set."""
         self.calls: list[Call] = []
         self._watches: set[web.StreamResponse] = set()
         self._ready = threading.Event()
@@ -70,11 +74,6 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
-
-    def reset(self) -> None:
-        self.before = lambda call: None
-        self.after = lambda call: None
-        self.calls = []
 
     def cut_watches(self) -> None:
         """Every watch ends as if the connection had broken."""
@@ -107,22 +106,26 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        call = Call(request.method, request.path, dict(request.query))
+        _, who, rest = request.path_qs.split("/", 2)
+        call = Call(request.method, "/" + rest.split("?")[0], dict(request.query), who)
         given = self.before(call)
         if given is not None:
-            self.calls.append(Call(call.method, call.path, call.query, given.status))
+            self.calls.append(replace(call, status=given.status))
             return web.Response(
                 status=given.status,
                 text=given.body,
                 headers=given.headers,
                 content_type="application/json",
             )
+        held = self.hold(call)
+        if held is not None:
+            await asyncio.to_thread(held.wait, 120)
         headers = {k: v for k, v in request.headers.items() if k not in HOP}
         try:
             async with self._session.request(
-                request.method, self.server + request.path_qs, headers=headers, data=body or None
+                request.method, f"{self.server}/{rest}", headers=headers, data=body or None
             ) as upstream:
-                call = Call(call.method, call.path, call.query, upstream.status)
+                call = replace(call, status=upstream.status)
                 self.calls.append(call)
                 self.after(call)
                 kept = {k: v for k, v in upstream.headers.items() if k not in HOP}

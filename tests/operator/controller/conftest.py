@@ -58,7 +58,7 @@ def operator(world: World, proxy: Proxy, tmp_path: Path) -> Iterator[Start]:
     def start(**env: str) -> OperatorProcess:
         folder = tmp_path / f"operator-{len(made)}"
         process = OperatorProcess(
-            folder, proxy.url, token, **{"ROLL_LEASE_NAME": lease, **env}
+            folder, f"{proxy.url}/{folder.name}", token, **{"ROLL_LEASE_NAME": lease, **env}
         ).start()
         made.append(process)
         return process

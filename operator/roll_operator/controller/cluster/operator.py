@@ -125,8 +125,8 @@ class Operator:
                 group.create_task(workers.run(self.settings.workers))
                 group.create_task(links.run())
                 group.create_task(self._keep_fresh(supports, reconciler))
-        except* NotLeader as stopped:
-            log.warning("%s", stopped.exceptions[0])
+        except* NotLeader:
+            log.warning("a write was not sent: the lease is not held any more")
             self.leader.lost.set()
         finally:
             await links.close()

@@ -31,8 +31,9 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         invalid=_invalid(status),
     )
     try:
-        if known is not None and known.uid == entry.uid and known.generation == entry.generation:
-            entry.job, entry.problem, entry.spec_hash = known.job, known.problem, known.spec_hash
+        same = known is not None and known.uid == entry.uid and known.generation == entry.generation
+        if same and known is not None and known.job is not None:
+            entry.job, entry.spec_hash = known.job, known.spec_hash
         else:
             entry.job = RLJob.parse_stored(
                 {**manifest, "metadata": _kept(metadata), "status": None}

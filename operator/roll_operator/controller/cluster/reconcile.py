@@ -224,12 +224,25 @@ class Reconciler:
     async def _delete(self, entry: JobEntry, name: str, uid: str, grace: int | None) -> None:
         try:
             left = await self._api.delete(paths.pod(entry.namespace, name), uid, grace)
-        except (NotFound, Conflict):  # gone, or a namesake with another uid is there
+        except NotFound:
+            self._store.drop_pod(entry.key, uid)
+            return
+        except Conflict:
+            if await self._is_there(entry, name, uid):
+                raise
             self._store.drop_pod(entry.key, uid)
             return
         facts = read_pod(left) if left.get("kind") == "Pod" else None
         if facts is not None and facts.pod.deletion_at is not None and grace != 0:
             self._store.put_pod(facts)
+
+    async def _is_there(self, entry: JobEntry, name: str, uid: str) -> bool:
+        """Whether the name still belongs to the pod with this uid, and not to a namesake."""
+        try:
+            found = await self._api.get(paths.pod(entry.namespace, name))
+        except NotFound:
+            return False
+        return bool(found["metadata"]["uid"] == uid)
 
     async def _delete_job(self, entry: JobEntry) -> None:
         try:

@@ -111,7 +111,10 @@ class Supports:
         }
         try:
             made = await self._api.patch(paths.place(manifest), patch)
-        except (NotFound, Conflict):
+        except Conflict:  # changed meanwhile, or another object of that name: look at it again
+            self._known[entry.uid].pop(_identity(manifest), None)
+            raise
+        except NotFound:
             return await self._create(entry, manifest)
         return metadata["annotations"][HASH], made["metadata"]["uid"]
 

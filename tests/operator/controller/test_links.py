@@ -1,0 +1,137 @@
+"""The operator and the jobs' schedulers: what it tells them, what it makes of their word."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from roll_operator.controller.cluster import links
+from roll_operator.controller.cluster.links import LinkPool, Target
+from roll_operator.plan import Pod, PodPhase
+from roll_wire import control_pb2, control_pb2_grpc
+from support.operator_world import PLACES, Kubelet, Start, World, eventually
+
+
+class FakeScheduler(control_pb2_grpc.ControlServicer):
+    """The operator's side of a scheduler: remembers what it was told, reports what it is asked to."""
+
+    def __init__(self) -> None:
+        self.told: list[control_pb2.Pods] = []
+        self.finished = False
+        self.all_ready = True
+
+    async def SyncPods(self, request: control_pb2.Pods, context: Any) -> control_pb2.PodsReply:
+        self.told.append(request)
+        return control_pb2.PodsReply()
+
+    async def GetProgress(self, request: Any, context: Any) -> control_pb2.JobProgress:
+        current = self.told[-1].current if self.told and self.all_ready else []
+        workers = [
+            control_pb2.WorkerState(pod=p.name, pod_uid=p.uid, connected=True, ready=True)
+            for p in current
+        ]
+        return control_pb2.JobProgress(
+            step=3, steps=40, checkpoint=-1, workers=workers, finished=self.finished
+        )
+
+
+async def serve(scheduler: FakeScheduler, address: str) -> grpc.aio.Server:
+    server = grpc.aio.server()
+    control_pb2_grpc.add_ControlServicer_to_server(scheduler, server)
+    server.add_insecure_port(address)
+    await server.start()
+    return server
+
+
+@contextmanager
+def in_background(scheduler: FakeScheduler, address: str) -> Iterator[None]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(serve(scheduler, address), loop).result(30)
+    yield
+    asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  # the pool announces changes of the plan only
+        await asyncio.sleep(0.005)
+
+
+def worker(uid: str) -> Pod:
+    return Pod(f"sums-reward-{uid}", "reward", 0, uid, 0, PodPhase.RUNNING)
+
+
+def target(*uids: str, scheduler: str = "s/0", gone: tuple[str, ...] = ()) -> Target:
+    pods = tuple(worker(uid) for uid in uids)
+    return Target("job", scheduler, "127.0.0.1", "s.sums.ns.svc", b"", pods, gone)
+
+
+def test_a_scheduler_hears_every_change_and_all_of_it_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        scheduler = FakeScheduler()
+        server = await serve(scheduler, "127.0.0.1:17170")
+        news: list[str] = []
+        pool = LinkPool(news.append, "", lambda: 7, asyncio.get_running_loop().time)
+        running = asyncio.create_task(pool.run())
+
+        async def told(count: int) -> control_pb2.Pods:
+            await until(lambda: len(scheduler.told) >= count)
+            return scheduler.told[count - 1]
+
+        async with asyncio.timeout(30):
+            pool.point("ns/sums", target("a", "b"))
+            first = await told(1)
+            assert [p.uid for p in first.current] == ["a", "b"]
+            assert first.authoritative and first.leader == 7
+            await until(lambda: pool.progress("ns/sums") is not None)
+            pool.point("ns/sums", target("a", gone=("b",)))
+            second = await told(2)
+            assert [p.uid for p in second.current] == ["a"] and list(second.gone) == ["b"]
+            await until(lambda: pool.acknowledged("ns/sums") == {"b"})
+            pool.point("ns/sums", target("a", scheduler="s/1", gone=("b",)))
+            assert pool.progress("ns/sums") is None, "the word of the one that ended"
+            await told(3)
+            await until(lambda: pool.progress("ns/sums") is not None)
+            await server.stop(0)
+            await until(lambda: pool.progress("ns/sums") is None)
+        assert "ns/sums" in news
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await pool.close()
+
+    monkeypatch.setattr(links, "PORT", 17170)
+    monkeypatch.setattr(links, "POLL_SECONDS", 0.01)
+    asyncio.run(scenario())
+
+
+def test_a_job_runs_and_ends_by_its_schedulers_word(
+    world: World, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    scheduler = FakeScheduler()
+    with in_background(scheduler, "127.0.0.1:7070"), Kubelet(world, namespace):
+        running = operator()
+        world.create("rljobs", namespace, job)
+        eventually("running", lambda: world.job(namespace, "sums")["status"]["phase"] == "Running")
+        uids = {p["metadata"]["uid"] for p in world.all("pods", namespace)}
+        assert {p.uid for p in scheduler.told[-1].current} < uids
+        assert len(scheduler.told[-1].current) == len(PLACES) - 1
+        status = world.job(namespace, "sums")["status"]
+        assert status["ready"] == "trainer 1/1, inference 2/2, reward 1/1, environment 1/1"
+        code, figures = running.http("/metrics")
+        assert code == 200 and 'roll_operator_jobs{phase="Running"} 1.0' in figures
+        scheduler.finished = True
+        eventually(
+            "succeeded", lambda: world.job(namespace, "sums")["status"]["phase"] == "Succeeded"
+        )
+        eventually("no pods", lambda: not world.all("pods", namespace))
+    reasons = [e["reason"] for e in world.events(namespace)]
+    assert len(reasons) == len(set(reasons)), "one Event for each transition"

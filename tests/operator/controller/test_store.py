@@ -1,0 +1,250 @@
+"""What the store keeps, whatever order news arrive in; and what a pod's manifest is understood as."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from roll_operator.backends.kubernetes import PodFacts, read_pod, wants_log, with_log
+from roll_operator.controller.cluster.metrics import kind_of
+from roll_operator.controller.cluster.proof import WatchProof
+from roll_operator.controller.cluster.reading import read_job
+from roll_operator.controller.cluster.settings import BadSettings, Settings
+from roll_operator.controller.cluster.store import Store
+from roll_operator.plan import PodPhase
+from support.operator_world import JOB
+
+
+def manifest(uid: str = "u1", version: int = 1, **more: Any) -> dict[str, Any]:
+    metadata = {
+        "name": "sums-reward-0",
+        "namespace": "ns",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {
+            "roll.dev/job": "sums",
+            "roll.dev/role": "reward",
+            "roll.dev/index": "0",
+            "roll.dev/attempt": "2",
+        },
+        "annotations": {"roll.dev/spec-hash": "abc"},
+        "ownerReferences": [{"kind": "RLJob", "uid": "job", "controller": True}],
+    }
+    return {
+        "metadata": metadata | more.get("metadata", {}),
+        "spec": more.get("spec", {}),
+        "status": more.get("status", {"phase": "Pending"}),
+    }
+
+
+def facts(uid: str = "u1", version: int = 1, **more: Any) -> PodFacts:
+    result = read_pod(manifest(uid, version, **more))
+    assert result is not None
+    return result
+
+
+def ended(code: int, **more: Any) -> dict[str, Any]:
+    state = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:09Z"}
+    container = {"name": "reward", "state": {"terminated": state | more}, "restartCount": 0}
+    return {"phase": "Failed", "containerStatuses": [container]}
+
+
+def test_an_older_version_changes_nothing_and_is_no_news() -> None:
+    news: list[str] = []
+    store = Store(news.append)
+    assert store.put_pod(facts(version=5, status={"phase": "Running"}))
+    assert not store.put_pod(facts(version=4))
+    assert not store.put_pod(facts(version=5))
+    assert news == ["ns/sums"]
+    assert store.pods("ns/sums", "job")[0].pod.phase is PodPhase.RUNNING
+
+
+def test_a_deleted_pod_never_comes_back() -> None:
+    store = Store(lambda key: None)
+    store.put_pod(facts(version=5))
+    store.drop_pod("ns/sums", "u1")
+    assert not store.put_pod(facts(version=9))
+    assert store.pods("ns/sums", "job") == []
+
+
+@given(st.permutations([*range(1, 6), "deleted"]))
+def test_any_order_of_news_ends_the_same(order: list[int | str]) -> None:
+    store = Store(lambda key: None)
+    for what in order:
+        if what == "deleted":
+            store.drop_pod("ns/sums", "u1")
+        else:
+            store.put_pod(facts(version=int(what)))
+    assert store.pods("ns/sums", "job") == []
+
+
+def test_pods_of_an_earlier_job_of_that_name_are_not_this_jobs() -> None:
+    store = Store(lambda key: None)
+    store.put_pod(facts())
+    assert store.pods("ns/sums", "another job") == []
+
+
+def test_a_node_that_is_lost_marks_its_pods_and_is_news_for_their_jobs() -> None:
+    news: list[str] = []
+    store = Store(news.append)
+    store.put_pod(facts(spec={"nodeName": "n1"}))
+    store.put_node("n1", ready=True)
+    assert news == ["ns/sums"]
+    store.put_node("n1", ready=False)
+    assert news == ["ns/sums", "ns/sums"]
+    assert not store.pods("ns/sums", "job")[0].pod.node_ready
+    store.put_node("n1", ready=True)
+    assert store.pods("ns/sums", "job")[0].pod.node_ready
+    store.drop_node("n1")
+    assert not store.pods("ns/sums", "job")[0].pod.node_ready
+
+
+WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, {"phase": PodPhase.PENDING, "attempt": 2, "spec_hash": "abc", "scheduled": False}),
+        ({"status": {"phase": "Running"}}, {"phase": PodPhase.RUNNING}),
+        ({"status": ended(1)}, {"phase": PodPhase.EXITED, "exit_code": 1, "reasons": ("Error",)}),
+        (
+            {"status": ended(137, reason="OOMKilled")},
+            {"exit_code": 137, "reasons": ("OOMKilled",), "ended_at": 1767225609.0},
+        ),
+        (
+            {"metadata": {"deletionTimestamp": "2026-01-01T00:00:09Z"}},
+            {"phase": PodPhase.STOPPING, "deletion_at": 1767225609.0},
+        ),
+        (
+            {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk is full"}},
+            {"phase": PodPhase.EXITED, "disrupted": True, "message": "disk is full"},
+        ),
+        (
+            {
+                "status": ended(143)
+                | {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "E"}]}
+            },
+            {"disrupted": True, "reasons": ("E", "Error")},
+        ),
+        (
+            {"status": {"containerStatuses": [{"name": "reward", **WAITING}]}},
+            {"pending": ("ImagePullBackOff", "no such image")},
+        ),
+        (
+            {"status": {"conditions": [UNSCHEDULABLE | {"message": "0/3 nodes"}]}},
+            {"pending": ("Unschedulable", "0/3 nodes"), "scheduled": False},
+        ),
+        ({"status": {"startTime": "not a time"}}, {"started_at": 0.0}),
+        ({"status": {}}, {"phase": PodPhase.PENDING}),
+    ],
+)
+def test_a_pods_manifest_is_understood(more: dict[str, Any], told: dict[str, Any]) -> None:
+    pod = facts(**more).pod
+    assert {key: getattr(pod, key) for key in told} == told
+
+
+def test_a_restart_in_place_tells_how_the_last_one_ended() -> None:
+    last = {"terminated": {"exitCode": 1, "reason": "Error", "message": "disk full"}}
+    container = {
+        "name": "reward",
+        "restartCount": 3,
+        "state": {"running": {}},
+        "lastState": last,
+    }
+    pod = facts(status={"phase": "Running", "containerStatuses": [container]}).pod
+    assert (pod.phase, pod.restarts, pod.exit_code) == (PodPhase.RUNNING, 3, 1)
+    assert pod.message == "disk full"
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (ended(1), True),
+        (ended(0), False),
+        (ended(1, message="said it already"), False),
+        ({"phase": "Failed", "reason": "Evicted"}, False),
+        ({"phase": "Running"}, False),
+    ],
+)
+def test_the_log_is_read_once_where_it_tells_something(
+    status: dict[str, Any], wanted: bool
+) -> None:
+    pod = facts(status=status)
+    assert wants_log(pod) == wanted
+    assert not wants_log(with_log(pod, "Traceback …"))
+    assert not wants_log(with_log(pod, ""))
+
+
+@pytest.mark.parametrize("field", ["ownerReferences", "labels"])
+def test_a_pod_that_is_no_jobs_is_passed_over(field: str) -> None:
+    foreign = manifest()
+    foreign["metadata"][field] = None
+    assert read_pod(foreign) is None
+
+
+def stored(version: int = 1, **more: Any) -> dict[str, Any]:
+    metadata = {"namespace": "ns", "uid": "job", "resourceVersion": str(version), "generation": 1}
+    metadata["managedFields"] = [{"manager": "x"}]
+    return {**JOB, "metadata": JOB["metadata"] | metadata, **more}
+
+
+def test_an_unchanged_spec_is_not_read_again() -> None:
+    first = read_job(stored())
+    second = read_job(stored(2, status={"phase": "Running"}), first)
+    assert second.job is first.job and first.job is not None
+    assert second.status is not None and second.status.phase == "Running"
+    assert "managedFields" not in (first.job.metadata.model_extra or {})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"spec": {}}, "spec.model"),
+        ({"spec": {**JOB["spec"], "steps": "many"}}, "spec.steps"),
+        ({"status": {"record": {"scopes": 7}}}, "record"),
+    ],
+)
+def test_a_job_that_cannot_be_read_is_kept_with_the_reason(more: dict[str, Any], said: str) -> None:
+    entry = read_job(stored(**more))
+    assert entry.job is None and said in entry.problem
+    assert read_job(stored(2), entry).job is not None, "mended"
+
+
+def test_own_writes_that_do_not_come_back_prove_that_a_watch_is_dead() -> None:
+    now = [0.0]
+    proof = WatchProof(lambda: now[0])
+    proof.expect("a", 7)
+    now[0] = 50.0
+    assert proof.overdue() == 50.0
+    proof.seen("a", 6)
+    assert proof.overdue() == 50.0
+    proof.seen("a", 7)
+    assert proof.overdue() == 0.0
+    proof.expect("a", 7)
+    assert proof.overdue() == 0.0, "the event was faster than the answer"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/api/v1/namespaces/ns/pods", "pods"),
+        ("/api/v1/namespaces/ns/pods/p/log", "pods/log"),
+        ("/api/v1/pods", "pods"),
+        ("/apis/roll.dev/v1alpha1/namespaces/ns/rljobs/sums/status", "rljobs/status"),
+        ("/apis", "apis"),
+        ("/apis/scheduling.k8s.io/v1", "apis"),
+        ("/openid/v1/jwks", "jwks"),
+    ],
+)
+def test_calls_are_counted_by_kind_not_by_name(path: str, kind: str) -> None:
+    assert kind_of(path) == kind
+
+
+def test_all_that_is_wrong_with_the_environment_is_said_at_once() -> None:
+    env = {"ROLL_QPS": "fast", "ROLL_METRICS_PORT": "http", "ROLL_IMAGE_PULL_POLICY": "Maybe"}
+    with pytest.raises(BadSettings) as caught:
+        Settings.read(env)
+    for name in (*env, "ROLL_OPERATOR_NAMESPACE", "ROLL_OPERATOR_IMAGE", "ROLL_WORKER_IMAGE"):
+        assert name in str(caught.value)
