@@ -172,12 +172,13 @@ SCRUB_POD = {
     "metadata": {"generateName": "scrub-", "namespace": "default"},
     "spec": {
         "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
         "volumes": [{"name": "volume", "hostPath": {"path": "/replaced"}}],
         "containers": [
             {
                 "name": "scrub",
                 "image": BUSYBOX,
-                "command": ["find", "/volume", "-mindepth", "1", "-delete"],
+                "command": "find /volume -mindepth 1 -maxdepth 1 -exec rm -rf {} +".split(),
                 "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
             }
         ],
