@@ -325,7 +325,6 @@ class Cluster(RuleBasedStateMachine):
         if last.status.phase == "Failed":
             assert last.status.reason == "RestartsExhausted"
         else:
-            assert {p.name for p in desired_pods(self._job())} == set(self.pods)
             assert {p.spec_hash for p in self._in(PodPhase.RUNNING) if p.role == "trainer"} == {
                 self.record.spec_hash
             }
@@ -336,7 +335,8 @@ class Cluster(RuleBasedStateMachine):
             last = self.last
             assert last is not None
             runs = last.status.phase == "Running" and not last.actions and not self.suspend
-            if runs or last.done:
+            wanted = {place.name for place in desired_pods(self._job())}
+            if last.done or (runs and set(self.pods) == wanted):
                 return last
             for pod in list(self.pods.values()):
                 if pod.phase is PodPhase.PENDING:

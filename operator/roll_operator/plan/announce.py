@@ -1,6 +1,7 @@
 """Events for people: one at each transition, found by comparing what was reported with what is reported now."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from roll_api import JobStatus
 
@@ -59,8 +60,8 @@ def _restart(event: Restarted) -> Announce:
     return _clipped("Warning" if event.counted else "Normal", "PodRestart", text)
 
 
-def _clipped(kind: str, reason: str, message: str) -> Announce:
-    return Announce("Warning" if kind == "Warning" else "Normal", reason[:128], message[:TEXT])
+def _clipped(kind: Literal["Normal", "Warning"], reason: str, message: str) -> Announce:
+    return Announce(kind, reason[:128], message.encode()[:TEXT].decode(errors="ignore"))
 
 
 def _holds(status: JobStatus, kind: str) -> bool:

@@ -67,7 +67,8 @@ def truths(
     gated = [p.name for p in observed.pods if p.pending is not None and p.pending[0] == GATED]
     unscheduled = [p.name for p in observed.pods if not p.scheduled]
     scheduled = bool(observed.pods) and not unscheduled and not observed.refused
-    lost = observed.ledger_lost or _still(before, "LedgerLost")
+    told = observed.progress.ledger_lost if observed.progress else ""
+    lost = told or _still(before, "LedgerLost")
     degraded = phase is Phase.RECOVERING
     return {
         "Queued": _truth(bool(gated), "WaitingForQueue", "Admitted", _names(gated)),

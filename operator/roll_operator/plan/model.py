@@ -190,6 +190,8 @@ class Progress:
     held: Held | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Figures of the newest step."""
+    ledger_lost: str = ""
+    """How the job went on without its ledger; empty: it never had to."""
 
     def trained(self, samples_per_step: int) -> int:
         """Samples in all trained steps: every batch holds equally many."""
@@ -214,8 +216,6 @@ class Observed:
     """Uids that the running scheduler was told are gone, and that it acknowledged."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Pods that the API server did not accept: name → kind (Quota, Refused) and its words."""
-    ledger_lost: str = ""
-    """How the ledger was lost, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
