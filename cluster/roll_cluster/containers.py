@@ -68,7 +68,14 @@ class Containers:
         socket = self.state.containerd_socket
         config.write_text(CONFIG.format(root=root, socket=socket, sandbox=BUSYBOX))
         self.process.start(["containerd", "--config", config])
-        self.process.wait(lambda: bool(self.ctr("version", check=False)), 30)
+        self.process.wait(self._answers, 30)
+
+    def _answers(self) -> bool:
+        try:
+            self.ctr("version")
+        except ClusterError:
+            return False
+        return True
 
     def ctr(self, *arguments: str | Path, check: bool = True) -> str:
         if self.process.pid is None:

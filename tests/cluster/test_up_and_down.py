@@ -66,7 +66,7 @@ def machine(state: State) -> dict[str, object]:
 
 
 @pytest.mark.ends_the_cluster
-def test_down_leaves_nothing_behind(state: State, cluster: Kubernetes) -> None:
+def test_down_leaves_nothing_behind_even_after_a_crash(state: State, cluster: Kubernetes) -> None:
     if not cluster.started_here:
         pytest.skip("the cluster was up before the tests: it stays up")
     roll_cluster("down")
@@ -78,5 +78,8 @@ def test_down_leaves_nothing_behind(state: State, cluster: Kubernetes) -> None:
     cluster(*pod, "--", "sleep", "3600")
     cluster.wait("condition=Ready", "pod/sleeper", namespace="default")
     assert machine(state) != clean
+    crashed = Cluster(state, print)
+    for process in (crashed.kubelet, crashed.containers.process):  # those that would end the pod
+        assert process.pid is not None and end(process.pid, signal.SIGKILL, 10)
     roll_cluster("down")
     assert machine(state) == clean
