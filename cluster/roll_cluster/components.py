@@ -178,7 +178,7 @@ SCRUB_POD = {
             {
                 "name": "scrub",
                 "image": BUSYBOX,
-                "command": "find /volume -mindepth 1 -maxdepth 1 -exec rm -rf {} +".split(),
+                "command": ["sh", "-c", "find /volume -mindepth 1 -maxdepth 1 -exec rm -rf {} +"],
                 "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
             }
         ],
