@@ -11,6 +11,8 @@ import pytest
 import torch
 from roll_workers.builtin.models import resolve_model
 from roll_workers.inference.engines import Delta, Request
+from roll_workers.inference.engines.llama import Llama
+from roll_workers.inference.engines.passes import Generic
 from roll_workers.inference.engines.sampling import reseed, truncate, uniforms
 from roll_workers.inference.engines.transformers import TransformersEngine, load_model
 from transformers import (
@@ -122,6 +124,64 @@ def test_grouped_heads_and_tied_embeddings_decode_as_generate_does(tmp_path: Pat
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     assert load_model(tmp_path).config._attn_implementation == "roll_slots"
     assert_greedy_equals_generate(tmp_path, vocabulary=40)
+
+
+def tiny_llama(where: Path) -> Path:
+    """Grouped heads, tied embeddings, positions scaled as in Llama 3, and norms that are not 1."""
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0, 0.3)
+    model.save_pretrained(where)
+    return where
+
+
+@pytest.mark.parametrize("looked_up", [True, False])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_the_written_out_passes_give_the_log_probs_of_the_library(
+    folder: Path, tmp_path: Path, family: str, looked_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not looked_up:
+        monkeypatch.setattr("roll_workers.inference.engines.llama.LOOKED_UP", 0)
+    where = folder if family == "qwen2" else tiny_llama(tmp_path)
+    ours = TransformersEngine.from_folder(where, slots=5, stride=7)
+    library = TransformersEngine.from_folder(where, slots=5, stride=7)
+    library._passes = Generic(library.model, 5)
+    assert isinstance(ours._passes, Llama)
+    given = prompts(11)
+    requests = [Request(i, p, seed=i, max_new_tokens=5 + 9 * (i % 5)) for i, p in enumerate(given)]
+    a, b = run(ours, requests), run(library, requests)
+    for i in range(len(given)):
+        assert a[i].tokens == b[i].tokens
+        np.testing.assert_allclose(a[i].logprobs, b[i].logprobs, atol=1e-5)
+
+
+def test_what_the_written_out_passes_do_not_know_is_left_to_the_library(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, mlp_bias=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert isinstance(TransformersEngine.from_folder(tmp_path, slots=2)._passes, Generic)
 
 
 def test_learnt_positions_decode_as_generate_does(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class SlotCache(Cache):
     def __init__(self, slots: int) -> None:
         super().__init__(layers=[])
         self.slots = slots
-        self.capacity = _capacity(1)
+        self.capacity = capacity_for(1)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self._from: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -41,7 +41,7 @@ class SlotCache(Cache):
 
     def fit(self, positions: int) -> None:
         """Make room for sequences of this length; give room back when they have become much shorter."""
-        wanted = _capacity(positions)
+        wanted = capacity_for(positions)
         if self.capacity * 3 // 4 < wanted <= self.capacity:
             return
         more, self.capacity = wanted - self.capacity, wanted
@@ -96,7 +96,7 @@ class SlotCache(Cache):
         return 0
 
 
-def _capacity(positions: int) -> int:
+def capacity_for(positions: int) -> int:
     """Multiples of 16 (torch's CPU matmul is slow below), coarser for long ones: waste under a quarter."""
     grain = max(16, (1 << positions.bit_length()) // 8)
     return -(-positions // grain) * grain

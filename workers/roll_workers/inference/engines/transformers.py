@@ -30,6 +30,8 @@ from transformers.utils import logging
 
 from roll_workers.builtin.models import context_length
 from roll_workers.inference.engines import Delta, Request, Tokens, kv
+from roll_workers.inference.engines.llama import Llama, supported
+from roll_workers.inference.engines.passes import Generic, Passes
 from roll_workers.inference.engines.sampling import sample, uniforms
 
 PREFILL_TOKENS = 1024  # in one go: bounds how long a step keeps the event loop waiting
@@ -76,11 +78,8 @@ class TransformersEngine:
         self.stride = stride
         self.context = context_length(model.config) or UNLIMITED
         self.eos = _eos(model)
-        weight = next(model.parameters())
-        self._device, self._lowest = weight.device, torch.finfo(weight.dtype).min
-        self._dtype = weight.dtype
-        self._own_attention = model.config._attn_implementation == kv.NAME
-        self._cache = kv.SlotCache(slots)
+        self._device = next(model.parameters()).device
+        self._passes: Passes = Llama(model, slots) if supported(model) else Generic(model, slots)
         self._rows = np.zeros(slots, _ROW)
         self._requests: list[Request | None] = [None] * slots
         self._tokens = np.zeros((slots, 0), np.int32)
@@ -141,6 +140,8 @@ class TransformersEngine:
 
     def load(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         _copy_weights(self.model, weights)
+        with torch.inference_mode():
+            self._passes.changed()
         self._out = self.flush()
         for row in np.flatnonzero(self._rows["live"])[::-1].tolist():
             state = self._rows[row]
@@ -180,31 +181,12 @@ class TransformersEngine:
         return list(prompts.values())
 
     def _prefill(self, prompts: list[list[_Waiting]]) -> None:
-        """Compute distinct prompts once, copy each into the row of every request, draw their next tokens.
-
-        Left-padded, so that the last position of every prompt is the pass's last, the only one whose
-        logits are needed.
-        """
-        lengths = np.array([len(same[0].tokens) for same in prompts])
-        width = int(lengths.max())
-        self._fit(max(width + 1, self._longest() + 1))
-        pad = width - lengths
-        ids = np.zeros((len(prompts), width), np.int64)
-        for i, same in enumerate(prompts):
-            ids[i, pad[i] :] = same[0].tokens
+        """Compute distinct prompts once, copy each into the row of every request, draw their next tokens."""
+        tokens = [same[0].tokens for same in prompts]
+        self._fit(max(max(map(len, tokens)), self._longest()) + 1)
         of = np.repeat(np.arange(len(prompts)), [len(same) for same in prompts])
         rows = np.flatnonzero(~self._rows["live"])[: len(of)]
-        counts = lengths[of]
-        positions = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        flat = np.repeat(of, counts), positions + np.repeat(pad[of], counts)
-        self._cache.prefill(*flat, np.repeat(rows, counts), positions, self._device)
-        mask = None
-        if pad.any() or not self._own_attention:
-            at = torch.arange(width)
-            seen = (at[None, :] <= at[:, None]) & (at >= torch.from_numpy(pad)[:, None, None])
-            # A padding query sees itself: a row without any key would be NaN.
-            mask = self._mask(seen | torch.eye(width, dtype=torch.bool))
-        logits = self._forward(ids, np.maximum(np.arange(width) - pad[:, None], 0), mask)
+        logits = self._passes.prefill(tokens, of, rows)
         for row, waiting in zip(rows.tolist(), (w for same in prompts for w in same), strict=True):
             self._occupy(row, waiting)
         self._advance(rows, logits[torch.from_numpy(of).to(self._device)])
@@ -217,30 +199,10 @@ class TransformersEngine:
             live = np.arange(len(live))
         rows = self._rows[: live[-1] + 1]
         self._fit(self._longest() + 1)
-        positions = rows["length"] - 1
-        self._cache.decode(len(rows), torch.from_numpy(positions).to(self._device))
-        at = np.arange(self._cache.capacity)
-        mask = self._mask(torch.from_numpy(at <= positions[:, None])[:, None])
-        logits = self._forward(rows["last"][:, None], positions[:, None], mask)
+        logits = self._passes.decode(rows["last"].copy(), rows["length"] - 1)
         if len(live) < len(rows):
             logits = logits[torch.from_numpy(live).to(self._device)]
         self._advance(live, logits)
-
-    def _forward(
-        self,
-        ids: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Logits of the last position of each row."""
-        return self.model(
-            input_ids=torch.from_numpy(ids).to(self._device),
-            position_ids=torch.from_numpy(positions).to(self._device),
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
 
     def _advance(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> None:
         """Draw one token for each of `rows`; hand out what is due, free what has ended."""
@@ -321,7 +283,7 @@ class TransformersEngine:
             return
         tail = running + np.flatnonzero(live[running:])
         longest = int(self._rows["length"][tail].max())
-        self._cache.move(tail, gaps, longest)
+        self._passes.move(tail, gaps, longest)
         for table in (self._tokens, self._logprobs):
             table[gaps, :longest] = table[tail, :longest]
         self._rows[gaps] = self._rows[tail]
@@ -333,15 +295,10 @@ class TransformersEngine:
         return int(self._rows["length"].max(where=self._rows["live"], initial=0))
 
     def _fit(self, positions: int) -> None:
-        self._cache.fit(positions)
-        if (more := self._cache.capacity - self._tokens.shape[1]) > 0:
+        self._passes.fit(positions)
+        if (more := self._passes.capacity - self._tokens.shape[1]) > 0:
             self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
             self._logprobs = np.pad(self._logprobs, ((0, 0), (0, more)))
-
-    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """[rows, 1, queries, keys] for adding to scores, of which keys each query sees."""
-        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, self._lowest)
-        return mask[:, None].to(self._device)
 
 
 def load_model(folder: Path, dtype: str = "auto") -> Any:
