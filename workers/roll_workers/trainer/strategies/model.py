@@ -12,6 +12,7 @@ from torch import Tensor
 
 from roll_workers.errors import UserError
 from roll_workers.trainer.strategies.layout import MicroBatch, Shape
+from roll_workers.trainer.strategies.llama import Llama
 
 Model = Any  # a transformers PreTrainedModel with a language-model head; the library is not typed
 
@@ -63,13 +64,20 @@ def predicting_states(
     part: MicroBatch,
     device: torch.device,
     autocast: contextlib.AbstractContextManager[Any] | None = None,
+    llama: Llama | None = None,
 ) -> Tensor:
-    """The hidden states at `part.positions`: logits are made only where an action is predicted."""
+    """The hidden states at `part.positions`: logits are made only where an action is predicted.
+
+    `llama` computes them in the library's stead where the model is one.
+    """
     arguments: dict[str, Any] = {}
+    visible = None
     if part.branch is not None:
-        branch = torch.from_numpy(part.branch).to(device)
-        arguments["attention_mask"] = _visible(branch)[:, None]
+        visible = _visible(torch.from_numpy(part.branch).to(device))
+        arguments["attention_mask"] = visible[:, None]
         arguments["position_ids"] = torch.from_numpy(part.position_ids).to(device)
+    if llama is not None:
+        return llama.states(part, visible)
     with autocast or contextlib.nullcontext():
         states = model.base_model(
             input_ids=torch.from_numpy(part.input_ids).to(device), use_cache=False, **arguments

@@ -21,6 +21,7 @@ from roll_workers.trainer.algorithms import log_probs_and_entropy
 from roll_workers.trainer.batch import TokenBatch
 from roll_workers.trainer.strategies import LossFn, NonFinite, Policy
 from roll_workers.trainer.strategies.layout import MicroBatch, micro_batches
+from roll_workers.trainer.strategies.llama import PASS_TOKENS, Llama, supported
 from roll_workers.trainer.strategies.model import (
     Model,
     attends_as_told,
@@ -61,6 +62,14 @@ class TorchStrategy:
         self.context = context_length(self.model.config) or 1 << 62
         self.temperature = spec.rollout.sampling.temperature
         self.max_tokens = spec.roles.trainer.strategy.micro_batch_tokens
+        # By the model it computes for; another architecture, number format or device has none.
+        self.llamas = {
+            id(model): Llama(model)
+            for model in (self.model, self.reference)
+            if model is not None and supported(model, self.dtype)
+        }
+        if self.llamas:
+            self.max_tokens = min(self.max_tokens, PASS_TOKENS)
         self.max_grad_norm = spec.algorithm.max_grad_norm
         self.shape = model_shape(self.model, branching=attends_as_told(self.model))
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -145,7 +154,8 @@ class TorchStrategy:
         self.ranks.close()
 
     def _forward(self, model: Model, batch: TokenBatch, part: MicroBatch) -> Policy:
-        states = predicting_states(model, part, self.device, self._autocast())
+        llama = self.llamas.get(id(model))
+        states = predicting_states(model, part, self.device, self._autocast(), llama)
         tokens = torch.from_numpy(batch.tokens[batch.action[part.actions]]).to(self.device)
         logits = model.get_output_embeddings()(states)
         row = torch.from_numpy(part.row).to(self.device)

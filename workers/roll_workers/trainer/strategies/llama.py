@@ -1,0 +1,301 @@
+"""The passes of the Llama family (Llama, Qwen2) written out, forward and backward, for a CPU in float32.
+
+The library's modules make some sixty tensors per layer and pass, and autograd as many again; on a small model
+reading and writing them costs as much as the arithmetic. Here
+- query, key and value are one matrix product, gate and up another;
+- the rotation is one complex product: rows of the query and key matrices are put so that the two halves of
+  a pair lie side by side, which changes no score;
+- attention is batched matrix products over whole rows, which at training lengths beat the fused kernel;
+- the first layer's input depends on the token alone, so its projections are computed once per distinct token;
+- of the last layer only positions whose logits are needed go on past attention.
+
+Invariant: `states` equals the library's hidden states, and its gradient the library's, up to the order of
+additions (tests compare both); gradients are added to `parameter.grad` in place, as autograd does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roll_workers.trainer.strategies.layout import MicroBatch
+
+FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")  # others depend on the sequence's length
+PASS_TOKENS = 2048  # what a pass keeps for its way back then stays in a core's caches
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a layer's way back needs."""
+
+    x: Tensor
+    inverse: Tensor  # 1 / root mean square of x
+    qkv: Tensor  # [heads, rows, length, width], rotated
+    p: Tensor  # attention, [heads * rows, length, length]
+    o: Tensor
+    x2: Tensor
+    inverse2: Tensor
+    gate_up: Tensor
+
+
+class Llama:
+    """`supported` says whether a model is one; the parameters stay the model's own."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.model = model
+        self.layers = list(model.model.layers)
+        self.eps = config.rms_norm_eps
+        self.heads = config.num_attention_heads
+        self.groups = config.num_key_value_heads
+        self.width = self.layers[0].self_attn.head_dim
+        self.scaling = self.layers[0].self_attn.scaling
+        half = torch.arange(self.width // 2)
+        side_by_side = torch.stack([half, half + self.width // 2], 1).reshape(-1)
+        turned = torch.arange(self.heads + self.groups)[:, None] * self.width + side_by_side
+        straight = torch.arange(self.groups * self.width) + turned.numel()
+        self.order = torch.cat([turned.reshape(-1), straight])
+        self.back = torch.argsort(self.order)
+
+    def states(self, part: MicroBatch, mask: Tensor | None) -> Tensor:
+        """Hidden states at `part.positions`; `mask` [rows, query, key] says what is seen, None is causal."""
+        if not torch.is_grad_enabled():
+            return self.forward(part, mask)[0]
+        anchor = self.model.model.norm.weight  # whose gradient brings autograd here
+        return _Pass.apply(anchor, self, part, mask)  # type: ignore[no-any-return, no-untyped-call]
+
+    def forward(
+        self, part: MicroBatch, mask: Tensor | None, *, keep: bool = False
+    ) -> tuple[Tensor, list[_Kept], Tensor, Tensor]:
+        """The states; what the way back needs: of the layers, and the last norm's input over its inverse."""
+        rows, length = part.input_ids.shape
+        ids = torch.from_numpy(part.input_ids).reshape(-1)
+        positions = torch.from_numpy(part.positions)
+        rotation = self._rotation(part)
+        bias = _bias(mask, length)
+        kept: list[_Kept] = []
+        x = F.embedding(ids, self.model.model.embed_tokens.weight)
+        for number, layer in enumerate(self.layers):
+            weight, offset = self._qkv(layer.self_attn)
+            if number == 0:
+                tokens, of = torch.unique(ids, return_inverse=True)
+                first = F.embedding(tokens, self.model.model.embed_tokens.weight)
+                hat, inverse = self._normed(first)
+                made = F.linear(hat * layer.input_layernorm.weight, weight, offset)
+                made = made.index_select(0, of)
+            else:
+                hat, inverse = self._normed(x)
+                made = F.linear(hat.mul_(layer.input_layernorm.weight), weight, offset)
+            qkv = made.view(rows, length, -1, self.width).permute(2, 0, 1, 3).contiguous()
+            pairs = torch.view_as_complex(
+                qkv[: self.heads + self.groups].unflatten(-1, (self.width // 2, 2))
+            )
+            pairs.mul_(rotation)
+            q, k, v = self._per_head(qkv)
+            scores = torch.bmm(q, k.transpose(1, 2)).view(self.heads, rows, length, length)
+            p = torch.softmax(torch.add(bias, scores, alpha=self.scaling), -1).view(
+                q.shape[0], length, length
+            )
+            o = torch.bmm(p, v).view(self.heads, rows, length, self.width)
+            o = o.permute(1, 2, 0, 3).reshape(rows * length, -1)
+            before = x
+            if number == len(self.layers) - 1:
+                before, o = x.index_select(0, positions), o.index_select(0, positions)
+            x2 = torch.addmm(before, o, layer.self_attn.o_proj.weight.t())
+            hat2, inverse2 = self._normed(x2)
+            gate_up = F.linear(
+                hat2.mul_(layer.post_attention_layernorm.weight), self._gate_up(layer.mlp)
+            )
+            gate, up = gate_up.chunk(2, 1)
+            after = torch.addmm(x2, F.silu(gate).mul_(up), layer.mlp.down_proj.weight.t())
+            if keep:
+                kept.append(_Kept(x, inverse, qkv, p, o, x2, inverse2, gate_up))
+            x = after
+        hat, inverse = self._normed(x)
+        return hat * self.model.model.norm.weight, kept, hat, inverse
+
+    def backward(
+        self, part: MicroBatch, kept: list[_Kept], hat: Tensor, inverse: Tensor, d_states: Tensor
+    ) -> None:
+        """Adds the gradients of all parameters."""
+        dx = _through_norm(d_states, hat, inverse, self.model.model.norm.weight)
+        rows, length = part.input_ids.shape
+        ids = torch.from_numpy(part.input_ids).reshape(-1)
+        positions = torch.from_numpy(part.positions)
+        rotation = self._rotation(part).conj()
+        for number in range(len(self.layers) - 1, -1, -1):
+            layer, was = self.layers[number], kept.pop()
+            norm, norm2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+            mlp, attention = layer.mlp, layer.self_attn
+            gate, up = was.gate_up.chunk(2, 1)
+            activated = F.silu(gate)
+            d_act = dx @ mlp.down_proj.weight
+            _add_product(mlp.down_proj.weight, dx, activated * up)
+            d_gate_up = torch.empty_like(was.gate_up)
+            torch.mul(d_act, activated, out=d_gate_up[:, gate.shape[1] :])
+            torch.ops.aten.silu_backward.grad_input(
+                d_act.mul_(up), gate, grad_input=d_gate_up[:, : gate.shape[1]]
+            )
+            hat = was.x2 * was.inverse2
+            d_h = d_gate_up @ self._gate_up(mlp)
+            d_weight = d_gate_up.t() @ (hat * norm2)
+            for matrix, share in zip(
+                (mlp.gate_proj.weight, mlp.up_proj.weight), d_weight.chunk(2), strict=True
+            ):
+                _add(matrix, share)
+            dx = _through_norm(d_h, hat, was.inverse2, norm2).add_(dx)
+            d_o = dx @ attention.o_proj.weight
+            _add_product(attention.o_proj.weight, dx, was.o)
+            if number == len(self.layers) - 1:
+                dx = dx.new_zeros(ids.shape[0], dx.shape[1]).index_copy_(0, positions, dx)
+                d_o = d_o.new_zeros(ids.shape[0], d_o.shape[1]).index_copy_(0, positions, d_o)
+            d_o = d_o.view(rows, length, self.heads, self.width).permute(2, 0, 1, 3)
+            d_qkv = self._attention_back(d_o.reshape(-1, length, self.width), was)
+            torch.view_as_complex(
+                d_qkv[: self.heads + self.groups].unflatten(-1, (self.width // 2, 2))
+            ).mul_(rotation)
+            d_made = d_qkv.permute(1, 2, 0, 3).reshape(rows * length, -1)
+            weight, _ = self._qkv(attention)
+            if number > 0:
+                hat = was.x * was.inverse
+                d_weight, d_offset = d_made.t() @ (hat * norm), d_made.sum(0)
+                dx = _through_norm(d_made @ weight, hat, was.inverse, norm).add_(dx)
+            else:
+                tokens, of = torch.unique(ids, return_inverse=True)
+                embeddings = self.model.model.embed_tokens.weight
+                first = F.embedding(tokens, embeddings)
+                hat = first * was.inverse
+                d_made = d_made.new_zeros(len(tokens), d_made.shape[1]).index_add_(0, of, d_made)
+                d_weight, d_offset = d_made.t() @ (hat * norm), d_made.sum(0)
+                d_first = _through_norm(d_made @ weight, hat, was.inverse, norm)
+                _grad(embeddings).index_add_(0, tokens, d_first.index_add_(0, of, dx))
+            self._add_qkv(attention, d_weight, d_offset)
+
+    def _attention_back(self, d_o: Tensor, was: _Kept) -> Tensor:
+        """The gradient of query, key and value as they went into attention."""
+        q, k, v = self._per_head(was.qkv)
+        d_v = torch.bmm(was.p.transpose(1, 2), d_o)
+        d_p = torch.bmm(d_o, v.transpose(1, 2))
+        d_s = torch._softmax_backward_data(d_p, was.p, -1, d_p.dtype).mul_(self.scaling)
+        d_qkv = torch.empty_like(was.qkv)
+        torch.bmm(d_s, k, out=d_qkv[: self.heads].view(q.shape))
+        d_k = torch.bmm(d_s.transpose(1, 2), q)
+        for n, part in enumerate((d_k, d_v)):
+            begin = self.heads + n * self.groups
+            into = d_qkv[begin : begin + self.groups]
+            torch.sum(part.view(self.groups, -1, *into.shape[1:]), 1, out=into)
+        return d_qkv
+
+    def _per_head(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[heads * rows, length, width] each; the heads of a group share their keys."""
+        share = self.heads // self.groups
+        q, k, v = qkv.split((self.heads, self.groups, self.groups))
+        if share > 1:
+            k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
+        return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+
+    def _normed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = norm.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
+        return x * inverse, inverse
+
+    def _rotation(self, part: MicroBatch) -> Tensor:
+        """[rows or 1, length, width / 2], complex."""
+        length = part.input_ids.shape[1]
+        place = torch.arange(length)[None]
+        if part.position_ids is not None:
+            place = torch.from_numpy(part.position_ids)
+        cos, sin = self.model.model.rotary_emb(self.model.model.embed_tokens.weight, place)
+        half = self.width // 2
+        return torch.complex(cos[..., :half].contiguous(), sin[..., :half].contiguous())
+
+    def _qkv(self, attention: Any) -> tuple[Tensor, Tensor | None]:
+        three = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = torch.cat([each.weight for each in three]).index_select(0, self.order)
+        if three[0].bias is None:
+            return weight, None
+        return weight, torch.cat([each.bias for each in three]).index_select(0, self.order)
+
+    def _add_qkv(self, attention: Any, d_weight: Tensor, d_offset: Tensor) -> None:
+        three = (attention.q_proj, attention.k_proj, attention.v_proj)
+        sizes = [each.weight.shape[0] for each in three]
+        for each, share in zip(three, d_weight[self.back].split(sizes), strict=True):
+            _add(each.weight, share)
+        if three[0].bias is not None:
+            for each, share in zip(three, d_offset[self.back].split(sizes), strict=True):
+                _add(each.bias, share)
+
+    def _gate_up(self, mlp: Any) -> Tensor:
+        return torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, llama: Llama, part: MicroBatch, mask: Tensor | None
+    ) -> Tensor:
+        states, *ctx.kept = llama.forward(part, mask, keep=True)
+        ctx.llama, ctx.part = llama, part
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *d_states: Tensor) -> tuple[None, None, None, None]:
+        ctx.llama.backward(ctx.part, *ctx.kept, d_states[0])
+        return None, None, None, None
+
+
+def supported(model: Any, dtype: torch.dtype) -> bool:
+    """Whether `Llama` computes what this model does."""
+    config, weight = model.config, next(model.parameters())
+    if type(model).__name__ not in FAMILY or weight.device.type != "cpu":
+        return False
+    rotation = getattr(model.model.rotary_emb, "rope_type", "")
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    biased = [
+        linear.bias is not None
+        for layer in model.model.layers
+        for linear in (layer.self_attn.o_proj, *layer.mlp.children())
+        if isinstance(linear, nn.Linear)
+    ]
+    return (
+        dtype is weight.dtype is torch.float32
+        and rotation in STATIC_ROTATIONS
+        and config.hidden_act == "silu"
+        and set(kinds) == {"full_attention"}
+        and not any(biased)
+    )
+
+
+def _bias(mask: Tensor | None, length: int) -> Tensor:
+    """What is added to the scores, [rows or 1, query, key]."""
+    if mask is None:
+        return torch.full((length, length), -torch.inf).triu_(1)[None]
+    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+
+
+def _through_norm(d_out: Tensor, hat: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
+    """The gradient before y = x / rms(x) * weight, where hat = x / rms(x); adds that of the weight."""
+    _add(weight, torch.linalg.vecdot(d_out, hat, dim=0))
+    d_hat = d_out * weight
+    along = torch.linalg.vecdot(d_hat, hat).div_(hat.shape[-1])[:, None]
+    return d_hat.addcmul_(hat, along, value=-1).mul_(inverse)
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _add(parameter: Tensor, share: Tensor) -> None:
+    _grad(parameter).add_(share)
+
+
+def _add_product(parameter: Tensor, d_out: Tensor, given: Tensor) -> None:
+    """The gradient of the matrix in out = given @ matrix.T."""
+    _grad(parameter).addmm_(d_out.t(), given)
