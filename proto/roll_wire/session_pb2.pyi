@@ -268,18 +268,20 @@ class Answer(_message.Message):
     def __init__(self, id: _Optional[int] = ..., payload: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("term", "trainer_term", "lineage", "fenced", "evicted")
+    __slots__ = ("term", "trainer_term", "lineage", "fenced", "evicted", "ledger")
     TERM_FIELD_NUMBER: _ClassVar[int]
     TRAINER_TERM_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
     term: int
     trainer_term: int
     lineage: int
     fenced: _containers.RepeatedCompositeFieldContainer[LeaseId]
     evicted: _containers.RepeatedCompositeFieldContainer[Unit]
-    def __init__(self, term: _Optional[int] = ..., trainer_term: _Optional[int] = ..., lineage: _Optional[int] = ..., fenced: _Optional[_Iterable[_Union[LeaseId, _Mapping[str, object]]]] = ..., evicted: _Optional[_Iterable[_Union[Unit, _Mapping[str, object]]]] = ...) -> None: ...
+    ledger: str
+    def __init__(self, term: _Optional[int] = ..., trainer_term: _Optional[int] = ..., lineage: _Optional[int] = ..., fenced: _Optional[_Iterable[_Union[LeaseId, _Mapping[str, object]]]] = ..., evicted: _Optional[_Iterable[_Union[Unit, _Mapping[str, object]]]] = ..., ledger: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "message")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from roll_wire import session_pb2 as roll_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15roll/v1/trainer.proto\x12\x07roll.v1\x1a\x15roll/v1/session.proto\"8\n\tTrainerId\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\r\"6\n\x0fPositionRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\"\x8e\x01\n\x08Position\x12(\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x13.roll.v1.Checkpoint\x12\x0f\n\x07lineage\x18\x02 \x01(\x03\x12\x0f\n\x07\x62\x61tched\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x03\x12\r\n\x05steps\x18\x05 \x01(\x03\x12\x14\n\x0coldest_batch\x18\x06 \x01(\x03\"I\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07lineage\x18\x02 \x01(\x03\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"B\n\rRewindRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x1e\n\x0bRewindReply\x12\x0f\n\x07lineage\x18\x01 \x01(\x03\"A\n\x0c\x42\x61tchRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\xa7\x01\n\x05\x42\x61tch\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06groups\x18\x02 \x01(\r\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x16\n\x0ewaited_seconds\x18\x06 \x01(\x01\x12&\n\x06oldest\x18\x07 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\r\n\x05retry\x18\x08 \x01(\x08\"P\n\x0cShardRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05world\x18\x03 \x01(\r\"3\n\nShardChunk\x12%\n\x07samples\x18\x01 \x03(\x0b\x32\x14.roll.v1.ShardSample\"\x88\x01\n\x0bShardSample\x12\x1b\n\x04unit\x18\x01 \x01(\x0b\x32\r.roll.v1.Unit\x12\x12\n\ngroup_size\x18\x02 \x01(\r\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x10\n\x08position\x18\x05 \x01(\r\x12\x15\n\rgroup_rewards\x18\x06 \x03(\x01\"\xa2\x01\n\nStepReport\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x31\n\x07metrics\x18\x03 \x03(\x0b\x32 .roll.v1.StepReport.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x87\x01\n\x0bPublication\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\'\n\x07version\x18\x02 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x11\n\tlocations\x18\x04 \x03(\t\"s\n\x10\x43heckpointCommit\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\'\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x13.roll.v1.Checkpoint\x12\x11\n\tkeep_last\x18\x03 \x01(\r\"!\n\x0f\x43heckpointReply\x12\x0e\n\x06remove\x18\x01 \x03(\t\"\x06\n\x04\x44one2\xa2\x03\n\x07Trainer\x12:\n\x0bGetPosition\x12\x18.roll.v1.PositionRequest\x1a\x11.roll.v1.Position\x12\x36\n\x06Rewind\x12\x16.roll.v1.RewindRequest\x1a\x14.roll.v1.RewindReply\x12\x35\n\x0c\x41\x63quireBatch\x12\x15.roll.v1.BatchRequest\x1a\x0e.roll.v1.Batch\x12:\n\nFetchShard\x12\x15.roll.v1.ShardRequest\x1a\x13.roll.v1.ShardChunk0\x01\x12\x30\n\nReportStep\x12\x13.roll.v1.StepReport\x1a\r.roll.v1.Done\x12\x35\n\x0ePublishVersion\x12\x14.roll.v1.Publication\x1a\r.roll.v1.Done\x12G\n\x10\x43ommitCheckpoint\x12\x19.roll.v1.CheckpointCommit\x1a\x18.roll.v1.CheckpointReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15roll/v1/trainer.proto\x12\x07roll.v1\x1a\x15roll/v1/session.proto\"8\n\tTrainerId\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\r\"6\n\x0fPositionRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\"\xa0\x01\n\x08Position\x12(\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x13.roll.v1.Checkpoint\x12\x0f\n\x07lineage\x18\x02 \x01(\x03\x12\x0f\n\x07\x62\x61tched\x18\x03 \x01(\x03\x12\x11\n\tpublished\x18\x04 \x01(\x03\x12\r\n\x05steps\x18\x05 \x01(\x03\x12\x14\n\x0coldest_batch\x18\x06 \x01(\x03\x12\x10\n\x08\x62ookmark\x18\x07 \x01(\t\"I\n\nCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07lineage\x18\x02 \x01(\x03\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"e\n\rRewindRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08\x62ookmark\x18\x03 \x01(\t\x12\x0f\n\x07lineage\x18\x04 \x01(\x03\",\n\x0bRewindReply\x12\x0f\n\x07lineage\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\"A\n\x0c\x42\x61tchRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\xb9\x01\n\x05\x42\x61tch\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06groups\x18\x02 \x01(\r\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x16\n\x0ewaited_seconds\x18\x06 \x01(\x01\x12&\n\x06oldest\x18\x07 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\r\n\x05retry\x18\x08 \x01(\x08\x12\x10\n\x08\x62ookmark\x18\t \x01(\t\"P\n\x0cShardRequest\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05world\x18\x03 \x01(\r\"3\n\nShardChunk\x12%\n\x07samples\x18\x01 \x03(\x0b\x32\x14.roll.v1.ShardSample\"\x88\x01\n\x0bShardSample\x12\x1b\n\x04unit\x18\x01 \x01(\x0b\x32\r.roll.v1.Unit\x12\x12\n\ngroup_size\x18\x02 \x01(\r\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x10\n\x08position\x18\x05 \x01(\r\x12\x15\n\rgroup_rewards\x18\x06 \x03(\x01\"\xa2\x01\n\nStepReport\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x31\n\x07metrics\x18\x03 \x03(\x0b\x32 .roll.v1.StepReport.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x87\x01\n\x0bPublication\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\'\n\x07version\x18\x02 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x11\n\tlocations\x18\x04 \x03(\t\"s\n\x10\x43heckpointCommit\x12#\n\x07trainer\x18\x01 \x01(\x0b\x32\x12.roll.v1.TrainerId\x12\'\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x13.roll.v1.Checkpoint\x12\x11\n\tkeep_last\x18\x03 \x01(\r\"!\n\x0f\x43heckpointReply\x12\x0e\n\x06remove\x18\x01 \x03(\t\"\x06\n\x04\x44one2\xa2\x03\n\x07Trainer\x12:\n\x0bGetPosition\x12\x18.roll.v1.PositionRequest\x1a\x11.roll.v1.Position\x12\x36\n\x06Rewind\x12\x16.roll.v1.RewindRequest\x1a\x14.roll.v1.RewindReply\x12\x35\n\x0c\x41\x63quireBatch\x12\x15.roll.v1.BatchRequest\x1a\x0e.roll.v1.Batch\x12:\n\nFetchShard\x12\x15.roll.v1.ShardRequest\x1a\x13.roll.v1.ShardChunk0\x01\x12\x30\n\nReportStep\x12\x13.roll.v1.StepReport\x1a\r.roll.v1.Done\x12\x35\n\x0ePublishVersion\x12\x14.roll.v1.Publication\x1a\r.roll.v1.Done\x12G\n\x10\x43ommitCheckpoint\x12\x19.roll.v1.CheckpointCommit\x1a\x18.roll.v1.CheckpointReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,35 +39,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POSITIONREQUEST']._serialized_start=115
   _globals['_POSITIONREQUEST']._serialized_end=169
   _globals['_POSITION']._serialized_start=172
-  _globals['_POSITION']._serialized_end=314
-  _globals['_CHECKPOINT']._serialized_start=316
-  _globals['_CHECKPOINT']._serialized_end=389
-  _globals['_REWINDREQUEST']._serialized_start=391
-  _globals['_REWINDREQUEST']._serialized_end=457
-  _globals['_REWINDREPLY']._serialized_start=459
-  _globals['_REWINDREPLY']._serialized_end=489
-  _globals['_BATCHREQUEST']._serialized_start=491
-  _globals['_BATCHREQUEST']._serialized_end=556
-  _globals['_BATCH']._serialized_start=559
-  _globals['_BATCH']._serialized_end=726
-  _globals['_SHARDREQUEST']._serialized_start=728
-  _globals['_SHARDREQUEST']._serialized_end=808
-  _globals['_SHARDCHUNK']._serialized_start=810
-  _globals['_SHARDCHUNK']._serialized_end=861
-  _globals['_SHARDSAMPLE']._serialized_start=864
-  _globals['_SHARDSAMPLE']._serialized_end=1000
-  _globals['_STEPREPORT']._serialized_start=1003
-  _globals['_STEPREPORT']._serialized_end=1165
-  _globals['_STEPREPORT_METRICSENTRY']._serialized_start=1119
-  _globals['_STEPREPORT_METRICSENTRY']._serialized_end=1165
-  _globals['_PUBLICATION']._serialized_start=1168
-  _globals['_PUBLICATION']._serialized_end=1303
-  _globals['_CHECKPOINTCOMMIT']._serialized_start=1305
-  _globals['_CHECKPOINTCOMMIT']._serialized_end=1420
-  _globals['_CHECKPOINTREPLY']._serialized_start=1422
-  _globals['_CHECKPOINTREPLY']._serialized_end=1455
-  _globals['_DONE']._serialized_start=1457
-  _globals['_DONE']._serialized_end=1463
-  _globals['_TRAINER']._serialized_start=1466
-  _globals['_TRAINER']._serialized_end=1884
+  _globals['_POSITION']._serialized_end=332
+  _globals['_CHECKPOINT']._serialized_start=334
+  _globals['_CHECKPOINT']._serialized_end=407
+  _globals['_REWINDREQUEST']._serialized_start=409
+  _globals['_REWINDREQUEST']._serialized_end=510
+  _globals['_REWINDREPLY']._serialized_start=512
+  _globals['_REWINDREPLY']._serialized_end=556
+  _globals['_BATCHREQUEST']._serialized_start=558
+  _globals['_BATCHREQUEST']._serialized_end=623
+  _globals['_BATCH']._serialized_start=626
+  _globals['_BATCH']._serialized_end=811
+  _globals['_SHARDREQUEST']._serialized_start=813
+  _globals['_SHARDREQUEST']._serialized_end=893
+  _globals['_SHARDCHUNK']._serialized_start=895
+  _globals['_SHARDCHUNK']._serialized_end=946
+  _globals['_SHARDSAMPLE']._serialized_start=949
+  _globals['_SHARDSAMPLE']._serialized_end=1085
+  _globals['_STEPREPORT']._serialized_start=1088
+  _globals['_STEPREPORT']._serialized_end=1250
+  _globals['_STEPREPORT_METRICSENTRY']._serialized_start=1204
+  _globals['_STEPREPORT_METRICSENTRY']._serialized_end=1250
+  _globals['_PUBLICATION']._serialized_start=1253
+  _globals['_PUBLICATION']._serialized_end=1388
+  _globals['_CHECKPOINTCOMMIT']._serialized_start=1390
+  _globals['_CHECKPOINTCOMMIT']._serialized_end=1505
+  _globals['_CHECKPOINTREPLY']._serialized_start=1507
+  _globals['_CHECKPOINTREPLY']._serialized_end=1540
+  _globals['_DONE']._serialized_start=1542
+  _globals['_DONE']._serialized_end=1548
+  _globals['_TRAINER']._serialized_start=1551
+  _globals['_TRAINER']._serialized_end=1969
 # @@protoc_insertion_point(module_scope)

@@ -24,20 +24,22 @@ class PositionRequest(_message.Message):
     def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("checkpoints", "lineage", "batched", "published", "steps", "oldest_batch")
+    __slots__ = ("checkpoints", "lineage", "batched", "published", "steps", "oldest_batch", "bookmark")
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     BATCHED_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
     checkpoints: _containers.RepeatedCompositeFieldContainer[Checkpoint]
     lineage: int
     batched: int
     published: int
     steps: int
     oldest_batch: int
-    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping[str, object]]]] = ..., lineage: _Optional[int] = ..., batched: _Optional[int] = ..., published: _Optional[int] = ..., steps: _Optional[int] = ..., oldest_batch: _Optional[int] = ...) -> None: ...
+    bookmark: str
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[Checkpoint, _Mapping[str, object]]]] = ..., lineage: _Optional[int] = ..., batched: _Optional[int] = ..., published: _Optional[int] = ..., steps: _Optional[int] = ..., oldest_batch: _Optional[int] = ..., bookmark: _Optional[str] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
     __slots__ = ("step", "lineage", "path", "digest")
@@ -52,18 +54,24 @@ class Checkpoint(_message.Message):
     def __init__(self, step: _Optional[int] = ..., lineage: _Optional[int] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RewindRequest(_message.Message):
-    __slots__ = ("trainer", "step")
+    __slots__ = ("trainer", "step", "bookmark", "lineage")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     trainer: TrainerId
     step: int
-    def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., step: _Optional[int] = ...) -> None: ...
+    bookmark: str
+    lineage: int
+    def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., bookmark: _Optional[str] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class RewindReply(_message.Message):
-    __slots__ = ("lineage",)
+    __slots__ = ("lineage", "term")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     lineage: int
-    def __init__(self, lineage: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, lineage: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class BatchRequest(_message.Message):
     __slots__ = ("trainer", "step")
@@ -74,7 +82,7 @@ class BatchRequest(_message.Message):
     def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("step", "groups", "samples", "digest", "finished", "waited_seconds", "oldest", "retry")
+    __slots__ = ("step", "groups", "samples", "digest", "finished", "waited_seconds", "oldest", "retry", "bookmark")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +91,7 @@ class Batch(_message.Message):
     WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
     step: int
     groups: int
     samples: int
@@ -91,7 +100,8 @@ class Batch(_message.Message):
     waited_seconds: float
     oldest: _session_pb2.PolicyVersion
     retry: bool
-    def __init__(self, step: _Optional[int] = ..., groups: _Optional[int] = ..., samples: _Optional[int] = ..., digest: _Optional[str] = ..., finished: _Optional[bool] = ..., waited_seconds: _Optional[float] = ..., oldest: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ..., retry: _Optional[bool] = ...) -> None: ...
+    bookmark: str
+    def __init__(self, step: _Optional[int] = ..., groups: _Optional[int] = ..., samples: _Optional[int] = ..., digest: _Optional[str] = ..., finished: _Optional[bool] = ..., waited_seconds: _Optional[float] = ..., oldest: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ..., retry: _Optional[bool] = ..., bookmark: _Optional[str] = ...) -> None: ...
 
 class ShardRequest(_message.Message):
     __slots__ = ("trainer", "step", "world")

@@ -99,7 +99,8 @@ def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None
     ]
     folds = [Fold(*row) for row in db.execute(f"SELECT {FOLD} FROM folds ORDER BY id")]
     folded_ids = [i for fold in folds for i in _unpack(fold.groups)]
-    _check_ids(found, ids, folded_ids, int(meta.get("next_group", 1)))
+    first, following = int(meta.get("first_group", 1)), int(meta.get("next_group", 1))
+    _check_ids(found, ids, folded_ids, first, following)
     _check_folds(found, folds)
     found.admitted = sum(g.size for g in known) + sum(fold.samples for fold in folds)
     if counters["groups"] != len(ids) + len(folded_ids):
@@ -136,15 +137,15 @@ def _unpack(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(packed) // 8}q", packed)
 
 
-def _check_ids(found: Audit, ids: list[int], folded: list[int], following: int) -> None:
+def _check_ids(found: Audit, ids: list[int], folded: list[int], first: int, following: int) -> None:
     counted = Counter(itertools.chain(ids, folded))
     for group, n in counted.items():
         if n > 1:
             found.problem(f"group {group} is on record {n} times")
-    missing = [i for i in range(1, following) if i not in counted]
+    missing = [i for i in range(first, following) if i not in counted]
     if missing:
         found.problem(f"groups are missing: {_some(missing)}")
-    extra = [i for i in counted if not 1 <= i < following]
+    extra = [i for i in counted if not first <= i < following]
     if extra:
         found.problem(f"groups that were never admitted: {_some(extra)}")
 

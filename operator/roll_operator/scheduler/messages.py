@@ -181,6 +181,7 @@ def _before_tasks(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
                 welcome=Welcome(
                     term=state.term,
                     trainer_term=state.trainer.term,
+                    ledger=state.ledger,
                     lineage=state.lineage,
                     fenced=[_lease(x) for x in fenced],
                     evicted=[WireUnit(group=g, index=i) for g, i in evicted],

@@ -83,6 +83,7 @@ def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress
         lineage=state.lineage,
         last_progress_at=state.last_progress,
         tokens=state.counters["tokens"],
+        ledger_lost=state.ledger_lost,
         metrics=json.loads(state.metrics),
         held=_held(state, now),
     )

@@ -28,7 +28,7 @@ from roll_wire import (
 )
 from roll_wire.session_pb2 import FromWorker, ToWorker
 
-from roll_operator.scheduler import batching, core, packing, presence, report, training
+from roll_operator.scheduler import batching, core, packing, presence, recovery, report, training
 from roll_operator.scheduler.guard import Guard
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.lifecycle import Group, Ref, Unit
@@ -200,9 +200,11 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
         self, request: trainer_pb2.RewindRequest, context: object
     ) -> trainer_pb2.RewindReply:
         state = self._hub.state
-        lineage = training.rewind(state, request.trainer.term, request.step, time.time())
+        training.check_term(state, request.trainer.term)
+        recovery.recover(state, request.step, request.bookmark, request.lineage)
+        lineage = training.rewind(state, state.trainer.term, request.step, time.time())
         await self._hub.durable()
-        return trainer_pb2.RewindReply(lineage=lineage)
+        return trainer_pb2.RewindReply(lineage=lineage, term=state.trainer.term)
 
     async def AcquireBatch(
         self, request: trainer_pb2.BatchRequest, context: object
@@ -222,6 +224,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
                     samples=batch.samples,
                     digest=batch.digest.hex(),
                     waited_seconds=time.time() - began,
+                    bookmark=recovery.bookmark(state),
                     oldest=session_pb2.PolicyVersion(
                         lineage=batch.lineage, number=batch.oldest or 0
                     ),
@@ -288,6 +291,7 @@ def position(state: JobState) -> trainer_pb2.Position:
         published=-1 if state.published is None else state.published,
         steps=state.settings.steps,
         oldest_batch=state.folded + 1,
+        bookmark=recovery.bookmark(state),
     )
 
 

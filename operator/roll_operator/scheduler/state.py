@@ -179,6 +179,7 @@ class JobState:
     store: PayloadStore
     archive: Archive
     term: int
+    ledger: str = ""  # its name, given when it was made
     lineage: int = 1
     next_group: int = 1
     next_lease: int = 1
@@ -190,6 +191,7 @@ class JobState:
     folded: int = 0  # steps up to here are folded into digests
     ending: str = ""  # why no more batches are formed, before `steps`
     finished: str = ""  # why the job has ended
+    ledger_lost: str = ""  # how the job went on without an earlier ledger
     error: str = ""
     asked: int = 0  # the step whose batch the trainer waits for
     form_due: bool = True  # something changed that may complete it

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -61,6 +61,7 @@ class Processes:
     folder: Path
     port: int = field(default_factory=free_port)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)  # role -> of its pod; 0 at first
 
     def __post_init__(self) -> None:
         self.pki = Pki(self.folder / "pki")
@@ -89,7 +90,8 @@ class Processes:
             "ROLL_ROLE": role,
             "ROLL_INDEX": "0",
             "ROLL_POD": f"sums-{role}-0",
-            "ROLL_POD_UID": f"uid-{role}",
+            "ROLL_POD_UID": self.uid(role),
+            "ROLL_ATTEMPT": str(self.attempts.get(role, 0)),
             "ROLL_SPEC": str(self.folder / "job.json"),
             "ROLL_STORAGE": str(home),
             "ROLL_TRUST": str(self.pki.trust),
@@ -104,7 +106,7 @@ class Processes:
             }
         else:
             module = "roll_workers"
-            pod = self.pki.issuer.pod(f"uid-{role}", f"sums-{role}-0")
+            pod = self.pki.issuer.pod(self.uid(role), f"sums-{role}-0")
             env |= {
                 "ROLL_SCHEDULER": f"localhost:{self.port}",
                 "ROLL_HOST": "localhost",
@@ -119,11 +121,25 @@ class Processes:
                 [sys.executable, "-m", module], env=env, stderr=log, cwd=home
             )
 
+    def uid(self, role: str) -> str:
+        return f"uid-{role}-{self.attempts.get(role, 0)}"
+
+    def restart(self, role: str) -> None:
+        """The container is killed and started again in its pod."""
+        self.running[role].kill()
+        self.running[role].wait()
+        self.start(role)
+
+    def replace(self, role: str) -> None:
+        """Another pod, under the same name."""
+        self.attempts[role] = self.attempts.get(role, 0) + 1
+        self.start(role)
+
     def log_of(self, role: str) -> Path:
         return self.folder / f"{role}.log"
 
     def announce(self) -> None:
-        current = [Pod(name=f"sums-{r}-0", uid=f"uid-{r}", role=r) for r in ROLES]
+        current = [Pod(name=f"sums-{r}-0", uid=self.uid(r), role=r) for r in ROLES]
         self.control.SyncPods(
             Pods(job_uid=JOB_UID, current=current, authoritative=True, leader=1),
             timeout=SECONDS,
@@ -164,17 +180,11 @@ def test_a_job_of_separate_pods_trains_to_its_end(pods: Processes) -> None:
     pods.announce()
     pods.until(lambda p: p.step >= 2)
 
-    pods.running["scheduler"].kill()
-    pods.running["scheduler"].wait()
-    pods.start("scheduler")
+    pods.restart("scheduler")
     pods.announce()
 
-    ended: Any = pods.until(lambda p: p.finished)
-    assert (ended.step, ended.checkpoint, ended.error) == (STEPS, STEPS, "")
-    for role in ROLES:
-        assert pods.running[role].wait(60) == 0, pods.log_of(role).read_text()
-    pods.running["scheduler"].terminate()
-    assert pods.running["scheduler"].wait(60) == 0
+    ended = succeeded(pods)
+    assert (ended.lineage, ended.ledger_lost) == (1, "")
 
     fetched = [path.name for path in pods.folder.glob("inference/weights-cache/*/l*-v*")]
     assert fetched, "whoever samples has streamed the weights into its own folder"
@@ -182,5 +192,39 @@ def test_a_job_of_separate_pods_trains_to_its_end(pods: Processes) -> None:
     for role in ROLES:
         assert (pods.folder / role / "source" / "my_rewards.py").read_text() == REWARDS
     assert (pods.folder / "scheduler.log").read_text().count("listening on") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_whose_ledger_is_lost_goes_on_from_its_checkpoint(pods: Processes) -> None:
+    for role in ("scheduler", *ROLES):
+        pods.start(role)
+    pods.announce()
+    before = pods.until(lambda p: p.checkpoint >= 3)
+
+    pods.running["scheduler"].kill()
+    pods.running["scheduler"].wait()
+    shutil.rmtree(pods.folder / "scheduler" / "ledger")
+    pods.start("scheduler")
+    pods.announce()
+    assert pods.running["trainer"].wait(SECONDS) == 3, pods.log_of("trainer").read_text()
+    pods.replace("trainer")
+    pods.announce()
+
+    ended = succeeded(pods)
+    assert ended.lineage > before.lineage
+    assert "went on from the checkpoint of step 3" in ended.ledger_lost
+    assert "starting at step 3 of 6" in pods.log_of("trainer").read_text()
+
+
+def succeeded(pods: Processes) -> JobProgress:
+    """The job comes to its end, and so does every process; the ledger closes."""
+    ended = pods.until(lambda p: p.finished)
+    assert (ended.step, ended.checkpoint, ended.error) == (STEPS, STEPS, "")
+    for role in ROLES:
+        assert pods.running[role].wait(60) == 0, pods.log_of(role).read_text()
+    pods.running["scheduler"].terminate()
+    assert pods.running["scheduler"].wait(60) == 0
     settings = Settings.from_job(RLJob.from_json(json.dumps(JOB)))
     assert verify(pods.folder / "scheduler" / "ledger", settings).problems == []
+    return ended

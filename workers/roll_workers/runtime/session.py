@@ -91,6 +91,7 @@ class Session:
         self.term = 0  # the scheduler's
         self.lineage = 0
         self.trainer_term = 0
+        self._ledger = ""
         self.draining = ""  # the reason, once asked
         self.error: BaseException | None = None
         self._pool, self._credits, self._data, self.address = pool, credits, data, address
@@ -350,6 +351,9 @@ class Session:
         # All calls of this trainer carry the term it began with.
         if self.config.role == "trainer" and self.trainer_term not in (0, welcome.trainer_term):
             raise Fenced(f"trainer term {welcome.trainer_term} has begun")
+        if self.config.role == "trainer" and self._ledger not in ("", welcome.ledger):
+            raise Fenced("the scheduler has another ledger: starting anew from a checkpoint")
+        self._ledger = welcome.ledger
         self.term, self.lineage = welcome.term, welcome.lineage
         self.trainer_term = welcome.trainer_term
         self.welcomed = True

@@ -52,6 +52,7 @@ class TrainerSession:
         self._serve = serve
         self._welcome: Future[tuple[int, int]] = Future()
         self._error: BaseException | None = None
+        self._session: Session | None = None
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         if threading.current_thread() is threading.main_thread():
@@ -67,6 +68,17 @@ class TrainerSession:
                 return self._welcome.result(POLL_SECONDS)
             except TimeoutError:
                 self.check(waiting=True)
+
+    def take_term(self, term: int) -> int:
+        """All calls from now on carry this term; 0: as before. Returns the term."""
+        before, lineage = self.welcome()
+        if term in (0, before):
+            return before
+        self._welcome = Future()
+        self._welcome.set_result((term, lineage))
+        if self._session is not None:
+            self._session.trainer_term = term
+        return term
 
     def drain(self, reason: str) -> None:
         """May be called from a signal handler and from any thread."""
@@ -128,7 +140,7 @@ class TrainerSession:
             if session.draining:
                 self.drain(session.draining)
                 return
-            self.address = session.address
+            self.address, self._session = session.address, session
             self._welcome.set_result((session.trainer_term, session.lineage))
             async for event in session:
                 if isinstance(event, Draining):

@@ -23,6 +23,7 @@ from roll_workers.trainer.checkpoint import CheckpointStore
 from roll_workers.trainer.objective import Objective
 from roll_workers.trainer.strategies import NonFinite, make_strategy
 from roll_workers.weights import locations, publish, serve_weights
+from roll_workers.weights.manifest import versions
 
 log = logging.getLogger(__name__)
 
@@ -87,21 +88,34 @@ class Trainer:
     def come_back(self) -> int:
         """Restores the newest intact checkpoint M and makes version M fetchable; without any, M is 0."""
         position = self.calls.GetPosition(trainer_pb2.PositionRequest())
-        newest, _ = self.checkpoints.newest_intact(position.checkpoints)
+        self.bookmark = position.bookmark
+        vouched = list(position.checkpoints)
+        lost = self.keeps and not vouched  # a new job, or a ledger that was lost
+        if lost:
+            vouched = self.checkpoints.found(self.config.job_uid)
+        newest, manifest = self.checkpoints.newest_intact(vouched)
         self.steps = position.steps or self.spec.steps  # a replay ends where its record does
         step = 0
         if newest is not None:
             self.checkpoints.restore(newest)
             step = self.saved = newest.step
-        elif position.checkpoints:
+        elif vouched:
             log.warning("no checkpoint is intact: starting again from the model at step 0")
-        lineage = 0
-        if self.rank == 0:
-            lineage = self.calls.Rewind(trainer_pb2.RewindRequest(step=step)).lineage
-        self.lineage = self.strategy.all_gather(lineage)[0]
+        request = trainer_pb2.RewindRequest(step=step)
+        if lost and manifest is not None:
+            seen = [lineage for lineage, _ in versions(self.output / "weights")]
+            request.bookmark = manifest.bookmark
+            request.lineage = max(seen, default=manifest.lineage)
+        reply = self.calls.Rewind(request) if self.rank == 0 else None
+        term, self.lineage = self.strategy.all_gather(reply and (reply.term, reply.lineage))[0]
+        self.term = self.session.take_term(term)
         log.info("starting at step %d of %d, lineage %d", step, self.steps, self.lineage)
+        if lost and newest is not None:
+            log.warning("the ledger knew no checkpoint: going on from the one at %s", newest.path)
+            self.commit(step, newest.path, newest.digest)
+            vouched = [newest]
         if self.keeps:
-            self.checkpoints.remove_leftovers(position.checkpoints, self.term)
+            self.checkpoints.remove_leftovers(vouched, self.term)
         self.write_weights(step)
         if self.saved < 0:
             self.checkpoint(0)  # before the first admission, which waits for version 0
@@ -118,6 +132,7 @@ class Trainer:
             try:
                 batch = self.calls.AcquireBatch(trainer_pb2.BatchRequest(step=step))
                 go_on = not batch.finished
+                self.bookmark = batch.bookmark or self.bookmark
             except Drained:
                 log.info("asked to stop before step %d", step)
         return bool(self.strategy.all_gather(go_on)[0])
@@ -202,20 +217,25 @@ class Trainer:
             "seed": self.spec.seed,
             "weights_digest": self.digest,
             "controllers": {},
+            "bookmark": self.bookmark,
         }
         saved = self.checkpoints.save(facts, step=step, term=self.term)
-        if self.rank == 0:
-            reply = self.calls.CommitCheckpoint(
-                trainer_pb2.CheckpointCommit(
-                    checkpoint=trainer_pb2.Checkpoint(
-                        step=step, lineage=self.lineage, path=saved.path, digest=saved.digest
-                    ),
-                    keep_last=self.spec.checkpoint.keep_last,
-                )
-            )
-            self.checkpoints.remove(reply.remove)
+        self.commit(step, saved.path, saved.digest)
         self.saved = step
         log.info("checkpoint of step %d committed", step)
+
+    def commit(self, step: int, path: str, digest: str) -> None:
+        if self.rank != 0:
+            return
+        checkpoint = trainer_pb2.Checkpoint(
+            step=step, lineage=self.lineage, path=path, digest=digest
+        )
+        reply = self.calls.CommitCheckpoint(
+            trainer_pb2.CheckpointCommit(
+                checkpoint=checkpoint, keep_last=self.spec.checkpoint.keep_last
+            )
+        )
+        self.checkpoints.remove(reply.remove)
 
     def close(self) -> None:
         if self.recorder is not None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import sqlite3
 import struct
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,10 +140,15 @@ class SqliteLedger:
         if meta.get("format", FORMAT) != FORMAT:
             raise LedgerError(f"{self._path}: written by another version (format {meta['format']})")
         term = int(meta.get("term", 0)) + 1
+        name = str(meta.get("ledger") or uuid.uuid4().hex)
         with transaction(self._db) as db:
             db.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-                [("term", json.dumps(term)), ("format", json.dumps(FORMAT))],
+                [
+                    ("term", json.dumps(term)),
+                    ("format", json.dumps(FORMAT)),
+                    ("ledger", json.dumps(name)),
+                ],
             )
         self.store.resume(*_tail(self._db))
         state = JobState(
@@ -150,6 +156,7 @@ class SqliteLedger:
             store=self.store,
             archive=self,
             term=term,
+            ledger=name,
             opened=now,
             last_progress=now,
             slots=Slots(self._settings.groups_per_step),
@@ -225,7 +232,7 @@ def _tail(db: sqlite3.Connection) -> tuple[int, int]:
 
 def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now: float) -> None:
     for name in ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded",
-                 "ending", "finished", "filtered_in_step"):  # fmt: skip
+                 "ending", "finished", "filtered_in_step", "ledger_lost"):  # fmt: skip
         if name in meta:
             setattr(state, name, meta[name])
     # An error ended the run, not the job: whoever starts it again has changed something.

@@ -38,6 +38,7 @@ class Manifest:
     weights_digest: str  # of the weights that were published as version `step`
     controllers: dict[str, Any]  # running statistics of the algorithm
     files: tuple[File, ...]
+    bookmark: str = ""  # the scheduler's, for a ledger that knows nothing of this
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:

@@ -87,6 +87,26 @@ class CheckpointStore:
             )
         return None, None
 
+    def found(self, job_uid: str) -> list[Checkpoint]:
+        """What earlier trainers of the job left behind, newest first: for a ledger that was lost."""
+        seen: list[tuple[int, int, int, Checkpoint]] = []
+        for path in (self._storage / FOLDER).glob(f"step-*-t*/{manifests.NAME}"):
+            content = path.read_bytes()
+            try:
+                read = Manifest.from_bytes(content)
+            except CorruptCheckpoint as error:
+                log.warning("%s: %s", path.parent, error)
+                continue
+            if read.job_uid == job_uid and read.step > 0:
+                checkpoint = Checkpoint(
+                    step=read.step,
+                    lineage=read.lineage,
+                    path=f"{FOLDER}/{path.parent.name}",
+                    digest=manifests.digest(content),
+                )
+                seen.append((read.lineage, read.step, read.term, checkpoint))
+        return [each[-1] for each in sorted(seen, key=lambda each: each[:-1], reverse=True)]
+
     def restore(self, checkpoint: Checkpoint) -> None:
         self._strategy.restore(self._storage / checkpoint.path)
 

@@ -1,0 +1,83 @@
+"""A trainer whose scheduler knows no checkpoint looks for this job's own, and hands over its bookmark."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from roll_wire import trainer_pb2
+from roll_workers.runtime.trainer_session import TrainerSession
+from roll_workers.trainer.checkpoint.manifest import NAME
+from roll_workers.trainer.loop import Trainer
+from trainer_world import Scheduler, job
+
+
+class Forgetful(Scheduler):
+    """Gives every batch a bookmark, and loses its ledger when it is told to."""
+
+    rewound: trainer_pb2.RewindRequest | None = None
+    lost = False
+
+    def AcquireBatch(self, request: Any, context: Any) -> Any:
+        batch = super().AcquireBatch(request, context)
+        batch.bookmark = f"batch {request.step}"
+        return batch
+
+    def Rewind(self, request: Any, context: Any) -> Any:
+        reply = super().Rewind(request, context)
+        self.rewound = request
+        if self.lost:
+            self.term = reply.term = self.term + 1_000
+            reply.lineage = 2
+        return reply
+
+    def lose(self) -> None:
+        self.checkpoints, self.term, self.lost = [], 0, True
+        self._attempts, self.log = {}, []
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Any:
+    made = Forgetful(tmp_path / "storage")
+    yield made
+    made.stop()
+
+
+def train(scheduler: Scheduler, of: Any, attempt: int) -> Trainer:
+    with TrainerSession(scheduler.config(attempt)) as session:
+        trainer = Trainer(scheduler.config(attempt), of, session, output=scheduler.storage)
+        try:
+            trainer.run()
+        finally:
+            trainer.close()
+    return trainer
+
+
+def test_it_goes_on_from_the_newest_and_takes_the_term_it_is_given(
+    scheduler: Forgetful, model_folder: Path
+) -> None:
+    train(scheduler, job(model_folder, steps=4), attempt=0)
+    known = list(scheduler.checkpoints)
+    assert [c.step for c in known] == [4, 2]
+    scheduler.lose()
+
+    trainer = train(scheduler, job(model_folder, steps=6), attempt=1)
+    assert scheduler.rewound is not None
+    assert (scheduler.rewound.step, scheduler.rewound.bookmark) == (4, "batch 4")
+    assert scheduler.rewound.lineage == 1
+    assert scheduler.log[:4] == ["position", "rewind 4", "commit 4", "publish 4"]
+    assert trainer.term == 1_001, "and so did every call after it, or it would be fenced"
+    [newest, kept] = scheduler.checkpoints
+    assert (newest.step, newest.path) == (6, "checkpoints/step-000006-t1001")
+    assert (kept.step, kept.lineage, kept.digest) == (4, 2, known[0].digest)
+    left = sorted(path.name for path in (scheduler.storage / "checkpoints").iterdir())
+    assert left == ["step-000004-t1", "step-000006-t1001"], "what nobody vouches for is removed"
+
+
+def test_another_jobs_checkpoint_is_not_taken(scheduler: Forgetful, model_folder: Path) -> None:
+    train(scheduler, job(model_folder, steps=2), attempt=0)
+    path = scheduler.storage / scheduler.checkpoints[0].path / NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"job_uid": "another"}))
+    scheduler.lose()
+    train(scheduler, job(model_folder, steps=1), attempt=1)
+    assert scheduler.rewinds == [0, 0]
