@@ -167,6 +167,18 @@ def test_a_crash_loop_in_place_reaches_the_budget_and_tells_the_error() -> None:
     assert result.record.restarts == {"scheduler": 4}
 
 
+@pytest.mark.parametrize(
+    "taken",
+    [
+        pod(SCHEDULER, restarts=1, exit_code=1, phase=PodPhase.STOPPING, deletion_at=NOW),
+        exited(SCHEDULER, 137, restarts=1, reasons=("Evicted",)),
+        exited(SCHEDULER, 137, restarts=1, conditions=frozenset({"DisruptionTarget"})),
+    ],
+)
+def test_a_crash_before_the_pod_was_taken_away_counts_and_the_taking_does_not(taken: Pod) -> None:
+    assert plan(JOB, Observed(everything(taken)), NOW, SITE).record.restarts == {"scheduler": 1}
+
+
 def test_bad_input_in_place_fails_the_job() -> None:
     bad = pod(SCHEDULER, restarts=1, exit_code=2, message="the ledger is of another job")
     result = plan(JOB, Observed(everything(bad)), NOW, SITE)

@@ -25,12 +25,12 @@ from roll_operator.plan.model import (
 )
 from roll_operator.plan.rules import (
     BAD_INPUT,
-    DISRUPTION,
     Rule,
     Verdict,
     classify,
     reason_of,
     rules_of,
+    undisturbed,
 )
 
 FINISHING_SECONDS = 2.0
@@ -164,10 +164,7 @@ def _in_place(
     fresh = pod.restarts - scope.in_place
     if pod.attempt != scope.attempt or started != pod.uid or fresh <= 0:
         return record, []
-    # That the pod is about to be taken away is not why its container ended before.
-    ended = replace(
-        pod, deletion_at=None, disrupted=False, conditions=pod.conditions - {DISRUPTION}
-    )
+    ended = undisturbed(pod)  # that it is taken away is not why its container ended before
     rule = classify(ended, rules)
     failure = failure_of(ended, rule)
     known = {**scope.started, pod.name: pod.uid}

@@ -1,7 +1,7 @@
 """What the end of a pod means: the job's own rules, then the built-in ones; the first that fits decides."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from roll_api import RLJob
@@ -100,11 +100,22 @@ def classify(pod: Pod, rules: Iterable[Rule] = RULES) -> Rule:
 
 
 def disrupted(pod: Pod) -> bool:
-    return (
-        pod.disrupted
-        or DISRUPTION in pod.conditions
-        or any(reason in DISRUPTIONS or reason.startswith("OutOf") for reason in pod.reasons)
+    return pod.disrupted or DISRUPTION in pod.conditions or any(map(_of_the_cluster, pod.reasons))
+
+
+def undisturbed(pod: Pod) -> Pod:
+    """The pod as it was before somebody wanted to take it away."""
+    return replace(
+        pod,
+        deletion_at=None,
+        disrupted=False,
+        conditions=pod.conditions - {DISRUPTION},
+        reasons=tuple(reason for reason in pod.reasons if not _of_the_cluster(reason)),
     )
+
+
+def _of_the_cluster(reason: str) -> bool:
+    return reason in DISRUPTIONS or reason.startswith("OutOf")
 
 
 def reason_of(pod: Pod, rule: Rule) -> str:
