@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import weakref
 from copy import deepcopy
 from typing import Annotated, Any, Literal, Self
 
@@ -108,7 +109,15 @@ def told_spec(job: RLJob) -> dict[str, Any]:
     return spec
 
 
+_hashes: dict[int, str] = {}
+"""By the identity of a job, which is immutable, for as long as it lives: a plan asks a dozen times."""
+
+
 def spec_hash(job: RLJob) -> str:
     """Names what the pods of a job are made from."""
-    canonical = json.dumps(told_spec(job), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    known = _hashes.get(id(job))
+    if known is None:
+        canonical = json.dumps(told_spec(job), sort_keys=True, separators=(",", ":"))
+        known = _hashes[id(job)] = hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        weakref.finalize(job, _hashes.pop, id(job), None).atexit = False
+    return known
