@@ -59,22 +59,18 @@ class StatusWriter:
         return None
 
     async def say_invalid(self, entry: JobEntry, now: float) -> None:
-        """Sets or clears the condition `Invalid`, whatever else the status holds."""
-        conditions = []
-        if entry.problem:
-            conditions.append(
-                {
-                    "type": INVALID,
-                    "status": "True",
-                    "reason": "CannotBeRead",
-                    "message": entry.problem,
-                    "lastTransitionTime": timestamp(now),
-                    "observedGeneration": entry.generation,
-                }
-            )
+        """Sets the condition `Invalid` to what holds now, whatever else the status says."""
+        condition = {
+            "type": INVALID,
+            "status": "True" if entry.problem else "False",
+            "reason": "CannotBeRead" if entry.problem else "Read",
+            "message": entry.problem,
+            "lastTransitionTime": timestamp(now),
+            "observedGeneration": entry.generation,
+        }
         await self._bucket.take()
         metrics.STATUS_WRITES.labels("invalid").inc()
-        await self._apply(entry, {"conditions": conditions}, JUDGE)
+        await self._apply(entry, {"conditions": [condition]}, JUDGE)
         entry.invalid = entry.problem
 
     async def _apply(self, entry: JobEntry, status: dict[str, Any], manager: str) -> None:
