@@ -39,8 +39,8 @@ class PodFacts:
     pod: Pod
     node: str = ""
     ip: str = ""
-    serves: bool = False
-    """Its containers run and pass their probes."""
+    serial: str = ""
+    """Of the certificate that it serves with."""
     log_read: bool = False
 
 
@@ -60,7 +60,7 @@ def read_pod(manifest: Manifest) -> PodFacts | None:
         pod=_pod(manifest, status, role),
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
-        serves="Ready" in _true_conditions(status),
+        serial=_serial(spec),
     )
 
 
@@ -70,6 +70,13 @@ def owner_of(manifest: Manifest) -> str | None:
         if reference.get("controller") and reference.get("kind") == "RLJob":
             return str(reference["uid"])
     return None
+
+
+def _serial(spec: Manifest) -> str:
+    for volume in spec.get("volumes") or []:
+        if volume.get("name") == "roll-tls":
+            return str((volume.get("secret") or {}).get("secretName", "")).rpartition("-tls-")[2]
+    return ""
 
 
 def wants_log(facts: PodFacts) -> bool:

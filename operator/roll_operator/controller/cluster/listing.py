@@ -13,8 +13,8 @@ from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.store import Store
 
 
-async def refresh(api: Api, store: Store, namespaces: Sequence[str]) -> None:
-    """What the lists do not hold, and is not newer than they are, is gone."""
+async def refresh(api: Api, store: Store, namespaces: Sequence[str]) -> list[str]:
+    """What the lists do not hold, and is not newer than they are, is gone. Gives the uids of that."""
     here: dict[str, set[str]] = {"job": set(), "pod": set()}
     oldest: dict[str, int] = {}
     async for kind, item, version in _everything(api, namespaces):
@@ -30,9 +30,14 @@ async def refresh(api: Api, store: Store, namespaces: Sequence[str]) -> None:
             facts = read_pod(item)
             if facts is not None:
                 store.put_pod(facts)
-    for kind, uid, version in list(store.versions()):
-        if uid not in here[kind] and version <= oldest[kind]:
-            store.drop(uid)
+    gone = [
+        uid
+        for kind, uid, version in store.versions()
+        if uid not in here[kind] and version <= oldest[kind]
+    ]
+    for uid in gone:
+        store.drop(uid)
+    return gone
 
 
 async def _everything(

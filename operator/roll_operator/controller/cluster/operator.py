@@ -146,10 +146,14 @@ class Operator:
 
     async def _refresh(self, supports: Supports) -> None:
         async def read() -> None:
-            await refresh(self.api, self.store, self.settings.watch_namespaces)
+            await self._reread()
             await supports.refresh(self.settings.watch_namespaces)
 
         await _until_answered(read)
+
+    async def _reread(self) -> None:
+        for uid in await refresh(self.api, self.store, self.settings.watch_namespaces):
+            self.proof.gone(uid)
 
     async def _keep_fresh(self, supports: Supports, reconciler: Reconciler) -> None:
         while True:
@@ -159,7 +163,7 @@ class Operator:
                     await self._relisted.wait()
                 await asyncio.sleep(AFTER_RELIST_SECONDS)  # kopf reads its pages meanwhile
                 self._relisted.clear()
-                await refresh(self.api, self.store, self.settings.watch_namespaces)
+                await self._reread()
             except TimeoutError:
                 await self._refresh(supports)
                 reconciler.check_objects()

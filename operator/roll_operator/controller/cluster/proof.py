@@ -33,9 +33,9 @@ class WatchProof:
         while len(self._newest) > 1000:
             self._newest.popitem(last=False)
 
-    def forget(self) -> None:
-        """A list was read: it told what events would have."""
-        self._expected.clear()
+    def gone(self, uid: str) -> None:
+        """A list told that the object was deleted: no event will tell of it any more."""
+        self._expected.pop(uid, None)
 
     def overdue(self) -> float:
         """Seconds for which the oldest own write has not come back."""

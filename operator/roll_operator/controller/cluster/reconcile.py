@@ -46,6 +46,7 @@ from roll_operator.plan import (
     managed,
     plan,
 )
+from roll_operator.plan.desired import grace_of
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import Cluster, pod, support
 from roll_operator.plan.objects.cluster import host, site
@@ -136,6 +137,7 @@ class Reconciler:
             await self._delete_job(entry)
             return None
         refused = await self._act(entry, result.job or job, result)
+        await self._renew(entry)
         self._links.point(key, self._target(entry, job, result))
         waits = [result.wake_at - self._wall() if result.wake_at is not None else None, later]
         waits.append(REFUSED_SECONDS if refused else None)
@@ -243,6 +245,17 @@ class Reconciler:
         except NotFound:
             return False
         return bool(found["metadata"]["uid"] == uid)
+
+    async def _renew(self, entry: JobEntry) -> None:
+        """A scheduler whose certificate was rotated is replaced; as a deleted pod it is not counted."""
+        for found in self._store.pods(entry.key, entry.uid):
+            pod = found.pod
+            if (
+                pod.role == SCHEDULER
+                and pod.phase is PodPhase.RUNNING
+                and self._keeper.replaces(entry.uid, found.serial)
+            ):
+                await self._delete(entry, pod.name, pod.uid, round(grace_of(SCHEDULER)))
 
     async def _delete_job(self, entry: JobEntry) -> None:
         try:

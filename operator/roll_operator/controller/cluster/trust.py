@@ -17,6 +17,8 @@ from roll_operator.controller.cluster.errors import NotFound
 from roll_operator.plan.objects.cluster import metadata, tls_name, trust_name
 from roll_operator.trust import certificates
 
+SPREAD_SECONDS = 300.0
+"""After this time every kubelet has written a new bundle into its pods."""
 KEYS_SECONDS = 600.0
 """How long the cluster's public keys are taken as known."""
 
@@ -39,6 +41,7 @@ class TrustKeeper:
     ) -> None:
         self._api, self._issued_elsewhere, self._wall = api, issued_elsewhere, wall
         self._jobs: dict[str, Trust] = {}
+        self._rotated: dict[str, float] = {}
         self._keys, self._keys_until = "", 0.0
 
     def known(self, uid: str) -> Trust | None:
@@ -46,6 +49,14 @@ class TrustKeeper:
 
     def forget(self, uid: str) -> None:
         self._jobs.pop(uid, None)
+        self._rotated.pop(uid, None)
+
+    def replaces(self, uid: str, serial: str) -> bool:
+        """Whether a pod that serves with this certificate should serve with a newer one, which all trust by now."""
+        trust = self._jobs.get(uid)
+        if trust is None or not serial or trust.serial in (None, serial):
+            return False
+        return self._wall() >= self._rotated.get(uid, 0.0) + SPREAD_SECONDS
 
     async def of(self, job: RLJob) -> Trust:
         """The job's trust, made or rotated when it is due."""
@@ -60,6 +71,7 @@ class TrustKeeper:
             secret = _secret(job, pair)
             await self._api.create(paths.home(secret), secret)
             bundle = certificates.extended(bundle, pair.certificate, now)
+            self._rotated[uid] = now
         serial = None if self._issued_elsewhere else certificates.newest_serial(bundle)
         rotates_at = float("inf") if serial is None else certificates.rotates_at(bundle)
         self._jobs[uid] = trust = Trust(bundle, keys, serial, rotates_at)

@@ -1,0 +1,102 @@
+"""A job's certificate: made once, rotated in time, and never named before its key is stored."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from roll_operator.controller.cluster.errors import NotFound, Unavailable
+from roll_operator.controller.cluster.reading import read_job
+from roll_operator.controller.cluster.trust import SPREAD_SECONDS, TrustKeeper, config_map
+from roll_operator.trust import certificates
+from support.operator_world import JOB
+
+DAY = 86400.0
+
+
+class Server:
+    """ConfigMaps and Secrets of one namespace; Secrets cannot be read."""
+
+    def __init__(self) -> None:
+        self.config_maps: dict[str, Any] = {}
+        self.secrets: list[str] = []
+        self.keys: dict[str, Any] = {"keys": [{"kid": "one"}]}
+        self.down = False
+
+    async def get(self, path: str, accept: str = "") -> Any:
+        if path == "/openid/v1/jwks":
+            return self.keys
+        name = path.rsplit("/", 1)[1]
+        if name not in self.config_maps:
+            raise NotFound(404, "NotFound", name)
+        return self.config_maps[name]
+
+    async def create(self, path: str, body: Any) -> Any:
+        if self.down:
+            raise Unavailable(0, "", "away")
+        assert path == "/api/v1/namespaces/ns/secrets"
+        self.secrets.append(body["metadata"]["name"])
+        return body
+
+
+@pytest.fixture
+def job() -> Any:
+    metadata = {"namespace": "ns", "uid": "u1", "resourceVersion": "1", "generation": 1}
+    return read_job({**JOB, "metadata": JOB["metadata"] | metadata}).job
+
+
+def test_a_certificate_is_made_once_and_rotated_at_two_thirds_of_its_life(job: Any) -> None:
+    server, now = Server(), [1_000_000_000.0]
+
+    def keeper() -> TrustKeeper:
+        return TrustKeeper(server, wall=lambda: now[0])  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        first = keeper()
+        made = await first.of(job)
+        assert server.secrets == [f"sums-tls-{made.serial}"]
+        assert await first.of(job) is made
+        server.config_maps["sums-trust"] = config_map(job, made)
+        successor = keeper()
+        assert (await successor.of(job)).serial == made.serial
+        assert len(server.secrets) == 1, "read from the bundle"
+        now[0] += 242 * DAY
+        assert (await successor.of(job)).serial == made.serial
+        now[0] += 2 * DAY
+        rotated = await successor.of(job)
+        assert rotated.serial != made.serial and len(server.secrets) == 2
+        assert made.bundle.strip() in rotated.bundle, (
+            "the old one is trusted for as long as it is valid"
+        )
+        assert not successor.replaces("u1", str(made.serial)), (
+            "not every pod trusts the new one yet"
+        )
+        now[0] += SPREAD_SECONDS
+        assert successor.replaces("u1", str(made.serial))
+        assert not successor.replaces("u1", str(rotated.serial))
+
+    asyncio.run(scenario())
+
+
+def test_a_bundle_names_no_certificate_whose_key_was_not_stored(job: Any) -> None:
+    server = Server()
+    server.down = True
+    keeper = TrustKeeper(server)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable):
+        asyncio.run(keeper.of(job))
+    assert keeper.known("u1") is None
+
+
+def test_new_keys_of_the_cluster_reach_the_bundle(job: Any) -> None:
+    server, now = Server(), [1_000_000_000.0]
+    keeper = TrustKeeper(server, wall=lambda: now[0])  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        before = await keeper.of(job)
+        server.config_maps["sums-trust"] = config_map(job, before)
+        server.keys = {"keys": [{"kid": "one"}, {"kid": "two"}]}
+        now[0] += 601
+        after = await keeper.of(job)
+        assert "two" in after.keys and after.serial == before.serial
+        assert certificates.newest_serial(after.bundle) == after.serial
+
+    asyncio.run(scenario())
