@@ -365,3 +365,11 @@ def test_a_job_that_has_not_ended_is_never_deleted(record: Record) -> None:
     job = with_policy(ttlSecondsAfterFinished=0)
     result = plan(job, Observed((), record, suspend=True), NOW, CLUSTER)
     assert [a for a in result.actions if isinstance(a, DeleteJob)] == []
+
+
+def test_a_pod_that_was_surplus_when_it_was_first_seen_is_not_begun_again() -> None:
+    fewer = edited(replicas=1)
+    first = plan(fewer, Observed(everything()), NOW, SITE)
+    left = tuple(p for p in everything() if p.name != "sums-inference-1")
+    more = plan(JOB, Observed(left, first.record), NOW, SITE)
+    assert [a.attempt for a in more.actions if isinstance(a, StartPod)] == [1]

@@ -61,8 +61,12 @@ def adopt(observed: Observed, record: Record) -> Record:
     """
     for pod in observed.pods:
         key = scope_of(pod.role, pod.name)
-        if key not in record.scopes or pod.attempt > record.scope(key).attempt:
-            record = replace(record, scopes={**record.scopes, key: Scope(pod.attempt)})
+        known = record.scopes.get(key)
+        scope = known if known and known.attempt >= pod.attempt else Scope(pod.attempt)
+        if scope.attempt == pod.attempt and pod.name not in scope.started:
+            scope = replace(scope, started={**scope.started, pod.name: pod.uid})
+        if scope != known:
+            record = replace(record, scopes={**record.scopes, key: scope})
     return record
 
 
@@ -222,11 +226,6 @@ def _vanished(observed: Observed, record: Record, places: dict[str, DesiredPod])
     present = {pod.uid for pod in observed.pods}
     for key in sorted({place.scope for place in places.values()}):
         scope = record.scope(key)
-        seen = {
-            pod.name: pod.uid
-            for pod in observed.pods
-            if pod.name in places and places[pod.name].scope == key and pod.attempt == scope.attempt
-        }
         taken = [n for n, uid in scope.started.items() if n in places and uid not in present]
         if taken:
             record = _raise(record, key, scope.streak, scope.not_before)
@@ -234,8 +233,6 @@ def _vanished(observed: Observed, record: Record, places: dict[str, DesiredPod])
                 f"{', '.join(sorted(taken))} was taken away by somebody and is replaced, uncounted"
             )
             announced.append(Announce("Normal", "PodTaken", what))
-        elif seen != scope.started:
-            record = replace(record, scopes={**record.scopes, key: replace(scope, started=seen)})
     return record, announced
 
 
