@@ -91,6 +91,14 @@ class Containers:
             raise ClusterError(f"no image archive at {archive}")
         return self.ctr("images", "import", "--snapshotter", "overlayfs", archive).strip()
 
+    def forget_replaced_images(self) -> None:
+        """What a newer import took the name from would keep its gigabytes for ever."""
+        lines = [line.split() for line in self.ctr("images", "list").splitlines()[1:]]
+        named = {digest for name, _, digest, *_ in lines if not name.startswith("sha256:")}
+        for name, _, digest, *_ in lines:
+            if digest not in named:
+                self.ctr("images", "remove", name)
+
     def provide_busybox(self) -> None:
         """The sandbox image of every pod, and a shell for tests."""
         if BUSYBOX in self.images():

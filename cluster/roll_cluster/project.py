@@ -14,6 +14,7 @@ from roll_cluster.settings import ClusterError
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "helm" / "roll-operator"
 NAMESPACE = "roll-system"
+LABEL = "roll.dev/build"
 
 
 def load_images(containers: Containers, say: Callable[[str], None], *names: str) -> dict[str, str]:
@@ -21,16 +22,24 @@ def load_images(containers: Containers, say: Callable[[str], None], *names: str)
 
     A build of an unchanged image takes a moment and gives the same id; an import of gigabytes does not.
     """
-    imported = set(containers.ctr("images", "list", "-q").split())
     identities = {}
     for line in _build(*names).splitlines():
         reference, identity, size = line.split(maxsplit=2)
         name = reference.rpartition("/")[2].partition(":")[0].removeprefix("roll-")
-        identities[name] = identity.removeprefix("sha256:")
-        if f"sha256:{identities[name]}" not in imported:
+        if not _is_there(containers, reference, identity):
             say(f"importing {reference}, {size}")
-            _build("--load", f"{sys.executable} -m roll_cluster images", name)
+            imported = _build("--load", f"{sys.executable} -m roll_cluster images", name)
+            identity = imported.split()[1]
+            containers.ctr("images", "label", reference, f"{LABEL}={identity}")
+        identities[name] = identity
+    containers.forget_replaced_images()
     return identities
+
+
+def _is_there(containers: Containers, reference: str, identity: str) -> bool:
+    """The label tells: an archive changes the form of an image and with it the id."""
+    matching = f'name=={reference},labels."{LABEL}"=="{identity}"'
+    return bool(containers.ctr("images", "list", "-q", matching).strip())
 
 
 def _build(*arguments: str) -> str:
