@@ -277,8 +277,8 @@ class OperatorProcess:
 class Kubelet:
     """Makes the pods of some namespaces run, as soon as they are there."""
 
-    def __init__(self, world: World, namespace: str) -> None:
-        self._world, self._namespace = world, namespace
+    def __init__(self, world: World, namespace: str, ip: str = "127.0.0.1") -> None:
+        self._world, self._namespace, self._ip = world, namespace, ip
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -297,7 +297,8 @@ class Kubelet:
                 for pod in pods:
                     if pod["status"].get("phase") == "Pending":
                         role = pod["metadata"]["labels"]["roll.dev/role"]
-                        self._world.run_pod(self._namespace, pod["metadata"]["name"], role)
+                        name = pod["metadata"]["name"]
+                        self._world.run_pod(self._namespace, name, role, self._ip)
             except (Refused, urllib3.exceptions.HTTPError):
                 continue  # gone meanwhile, or the API server is away
 

@@ -117,7 +117,7 @@ def test_a_job_runs_and_ends_by_its_schedulers_word(
     world: World, namespace: str, operator: Start, job: dict[str, Any]
 ) -> None:
     scheduler = FakeScheduler()
-    with in_background(scheduler, "127.0.0.1:7070"), Kubelet(world, namespace):
+    with in_background(scheduler, "127.77.0.1:7070"), Kubelet(world, namespace, "127.77.0.1"):
         running = operator()
         world.create("rljobs", namespace, job)
         eventually("running", lambda: world.job(namespace, "sums")["status"]["phase"] == "Running")

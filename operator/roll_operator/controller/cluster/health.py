@@ -5,6 +5,7 @@ come back through the watches. An API server that is away is no reason to be res
 """
 
 import json
+import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -18,6 +19,9 @@ from roll_operator.controller.cluster.store import Store
 LONGEST_WAIT = 120.0
 """Seconds that a job may wait for a worker, and an own write for its watch event."""
 
+ANSWER_SECONDS = 30.0
+"""Every operator asks for the lease every two seconds."""
+
 
 class Health:
     def __init__(
@@ -26,12 +30,13 @@ class Health:
         proof: WatchProof,
         store: Store,
         leads: Callable[[], bool],
-        clock: Callable[[], float],
+        answered_at: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue, self._proof, self._store = queue, proof, store
-        self._leads, self._clock = leads, clock
+        self._leads, self._answered_at, self._clock = leads, answered_at, clock
         self.started = False
-        """The store was made equal to the cluster once."""
+        """The leader has read the lists and works."""
 
     def problems(self) -> list[str]:
         found = []
@@ -72,8 +77,13 @@ class Health:
             content_type="application/json",
         )
 
+    def ready(self) -> bool:
+        """The API server answers; and who leads has begun to work. Another is ready to take over."""
+        fresh = self._clock() - self._answered_at() < ANSWER_SECONDS
+        return fresh and (self.started or not self._leads())
+
     async def _readyz(self, _: web.Request) -> web.Response:
-        return web.Response(status=200 if self.started else 503)
+        return web.Response(status=200 if self.ready() else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         metrics.QUEUE_DEPTH.set(len(self._queue))

@@ -52,7 +52,9 @@ class Operator:
         self.queue = WorkQueue()
         self.store = Store(self.queue.add)
         self.proof = WatchProof()
-        self.health = Health(self.queue, self.proof, self.store, leader.holds, time.monotonic)
+        self.health = Health(
+            self.queue, self.proof, self.store, leader.holds, lambda: api.answered_at
+        )
         self._relisted = asyncio.Event()
 
     async def run(self) -> int:
@@ -103,6 +105,7 @@ class Operator:
         cluster = await self._cluster()
         supports = Supports(self.api, cluster.pod_group_api)
         await self._refresh(supports)
+        self.queue.finished_at = time.monotonic()  # nobody worked before, and nobody should have
         self.health.started = True
         reconciler = Reconciler(
             self.api,

@@ -164,8 +164,7 @@ class Reconciler:
         try:
             trusted = await self._prepare(entry, job, record.spec_hash)
         except (NameTaken, Invalid, Forbidden) as error:
-            refusal = ("Refused", str(error))
-            return self._note_refusals(entry, {a.name: refusal for a in starts})
+            return self._note_refusals(entry, {a.name: _refusal(error) for a in starts})
         starting = not record.was_running
         tries = [self._start(entry, job, action, trusted, starting) for action in starts]
         outcomes = await asyncio.gather(*tries, return_exceptions=True)
@@ -201,10 +200,8 @@ class Reconciler:
             made = await self._api.create(paths.home(manifest), manifest)
         except AlreadyExists as error:
             return await self._adopt(entry, action.name, error)
-        except Forbidden as error:
-            return ("Quota" if "exceeded quota" in error.message else "Refused", error.message)
-        except (Invalid, NotFound) as error:
-            return ("Refused", error.message)
+        except (Forbidden, Invalid, NotFound) as error:
+            return _refusal(error)
         facts = read_pod(made)
         if facts is not None:
             self._proof.expect(facts.pod.uid, facts.version)
@@ -329,3 +326,9 @@ class Reconciler:
                     gone=tuple(sorted(fenced)),
                 )
         return None
+
+
+def _refusal(error: Exception) -> tuple[str, str]:
+    """Kind and words of a refusal, for the job's `pendingReason`."""
+    words = error.message if isinstance(error, ApiError) else str(error)
+    return ("Quota" if "exceeded quota" in words else "Refused", words)

@@ -12,7 +12,6 @@ from roll_operator.controller.cluster.errors import (
     NotFound,
     NotLeader,
     Throttled,
-    Unavailable,
 )
 from roll_operator.controller.cluster.queue import WorkQueue
 from roll_operator.controller.cluster.reconcile import Reconciler
@@ -61,7 +60,7 @@ class Workers:
         except Throttled as error:
             self._queue.add_after(key, max(1.0, error.retry_after) * random.uniform(1.0, 1.5))
             return "throttled"
-        except (Unavailable, ApiError) as error:
+        except ApiError as error:
             pause = self._queue.retry(key)
             log.warning("%s: %s; again in %.1f s", key, error, pause)
             return "failed"
