@@ -151,6 +151,7 @@ def test_of_two_that_write_at_once_one_wins() -> None:
 
 def test_a_leader_without_an_api_server_loses_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_operator.controller.cluster.leader.RENEW_SECONDS", 0.001)
+    monkeypatch.setattr("roll_operator.controller.cluster.leader.RETRY_SECONDS", 0.001)
 
     async def scenario() -> None:
         leases, now = Leases(), [0.0]

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from roll_operator.controller.cluster.errors import ApiError
 
-LEASE_SECONDS = 15.0
+LEASE_SECONDS = 20.0
 """Others take the lease when it did not change for this long."""
-HOLD_SECONDS = 10.0
+HOLD_SECONDS = 15.0
 """The holder acts this long after the start of its last renewal that succeeded."""
 RENEW_SECONDS = 2.0
+RETRY_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +112,20 @@ class Leader:
     async def run(self) -> None:
         """Returns when the lease is lost."""
         while not self.lost.is_set():
+            pause = RENEW_SECONDS
             try:
                 async with asyncio.timeout(RENEW_SECONDS * 2):
                     await self._round()
             except (ApiError, TimeoutError) as error:
-                log.warning("lease %s: %s", self._name, error or "no answer")
+                log.warning("lease %s: %s", self._name, str(error) or "no answer")
+                pause = RETRY_SECONDS
             if self.acquired.is_set() and not self._election.holds(self._clock()):
                 self._election.lost()
                 self.lost.set()
                 return
             if self._election.holds(self._clock()):
                 self.acquired.set()
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(pause)
 
     async def release(self) -> None:
         """Lets another take over without waiting; the work here is over."""
