@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from roll_operator.controller.cluster import metrics
@@ -21,6 +21,9 @@ from roll_operator.trust.credentials import operator_credentials
 POLL_SECONDS = 2.0
 POLLS_PER_SECOND = 100.0
 """Over all jobs."""
+SHOW_SECONDS = 10.0
+SHOWS_PER_SECOND = 20.0
+"""New figures of a job are passed on this often, and of all jobs not more than can be written."""
 REPEAT_SECONDS = 60.0
 """A scheduler is told again after this time, though nothing changed."""
 PATIENCE = 3
@@ -59,7 +62,9 @@ class _Line:
     told_at: float = 0.0
     failures: int = 0
     progress: Progress | None = None
-    decisive: tuple[object, ...] = field(default=())
+    decisive: tuple[object, ...] = ()
+    shown: Progress | None = None
+    shown_at: float = 0.0
 
 
 class LinkPool:
@@ -136,11 +141,15 @@ class LinkPool:
         if progress is None:
             line.told = ()  # it may have restarted: tell it everything again
         decisive = (_decisive(line.progress), line.told_gone)
-        if decisive != line.decisive:
-            line.decisive = decisive
+        if decisive != line.decisive or self._shows(line):
+            line.decisive, line.shown, line.shown_at = decisive, line.progress, self._clock()
             self._changed(key)
         spread = max(POLL_SECONDS, len(self._lines) / POLLS_PER_SECOND)
         self._queue.add_after(key, spread * random.uniform(0.8, 1.2))
+
+    def _shows(self, line: _Line) -> bool:
+        often = max(SHOW_SECONDS, len(self._lines) / SHOWS_PER_SECOND)
+        return line.progress != line.shown and self._clock() >= line.shown_at + often
 
     async def _tell(self, line: _Line) -> bool:
         target, now = line.target, self._clock()
