@@ -16,7 +16,10 @@ from roll_workers.inference.engines.kv import Indices
 
 
 class Passes(Protocol):
-    capacity: int  # positions that a slot has room for
+    @property
+    def capacity(self) -> int:
+        """Positions that a slot has room for."""
+        ...
 
     def changed(self) -> None:
         """The model's weights are new."""

@@ -2,7 +2,8 @@
 
 The library's modules make some sixty tensors per layer and pass, and autograd as many again; on a small model
 reading and writing them costs as much as the arithmetic. Here
-- query, key and value are one matrix product, gate and up another;
+- query, key and value are one matrix product, gate and up another, and the norm's weights, which scale their
+  columns, are multiplied into the matrix instead of the states;
 - the rotation is one complex product: rows of the query and key matrices are put so that the two halves of
   a pair lie side by side, which changes no score;
 - attention is batched matrix products over whole rows, which at training lengths beat the fused kernel;
@@ -33,14 +34,15 @@ PASS_TOKENS = 2048  # what a pass keeps for its way back then stays in a core's 
 class _Kept:
     """What a layer's way back needs."""
 
-    x: Tensor
-    inverse: Tensor  # 1 / root mean square of x
+    hat: Tensor  # x / its root mean square
+    inverse: Tensor  # of that root
     qkv: Tensor  # [heads, rows, length, width], rotated
     p: Tensor  # attention, [heads * rows, length, length]
     o: Tensor
-    x2: Tensor
+    hat2: Tensor
     inverse2: Tensor
     gate_up: Tensor
+    activated: Tensor
 
 
 class Llama:
@@ -79,18 +81,17 @@ class Llama:
         rotation = self._rotation(part)
         bias = _bias(mask, length)
         kept: list[_Kept] = []
-        x = F.embedding(ids, self.model.model.embed_tokens.weight)
+        embeddings = self.model.model.embed_tokens.weight
+        x = F.embedding(ids, embeddings)
         for number, layer in enumerate(self.layers):
-            weight, offset = self._qkv(layer.self_attn)
+            weight, offset = self._qkv(layer)
             if number == 0:
                 tokens, of = torch.unique(ids, return_inverse=True)
-                first = F.embedding(tokens, self.model.model.embed_tokens.weight)
-                hat, inverse = self._normed(first)
-                made = F.linear(hat * layer.input_layernorm.weight, weight, offset)
-                made = made.index_select(0, of)
+                hat, inverse = self._normed(F.embedding(tokens, embeddings))
+                made = F.linear(hat, weight, offset).index_select(0, of)
             else:
                 hat, inverse = self._normed(x)
-                made = F.linear(hat.mul_(layer.input_layernorm.weight), weight, offset)
+                made = F.linear(hat, weight, offset)
             qkv = made.view(rows, length, -1, self.width).permute(2, 0, 1, 3).contiguous()
             pairs = torch.view_as_complex(
                 qkv[: self.heads + self.groups].unflatten(-1, (self.width // 2, 2))
@@ -108,13 +109,12 @@ class Llama:
                 before, o = x.index_select(0, positions), o.index_select(0, positions)
             x2 = torch.addmm(before, o, layer.self_attn.o_proj.weight.t())
             hat2, inverse2 = self._normed(x2)
-            gate_up = F.linear(
-                hat2.mul_(layer.post_attention_layernorm.weight), self._gate_up(layer.mlp)
-            )
+            gate_up = F.linear(hat2, self._gate_up(layer))
             gate, up = gate_up.chunk(2, 1)
-            after = torch.addmm(x2, F.silu(gate).mul_(up), layer.mlp.down_proj.weight.t())
+            activated = F.silu(gate)
+            after = torch.addmm(x2, activated * up, layer.mlp.down_proj.weight.t())
             if keep:
-                kept.append(_Kept(x, inverse, qkv, p, o, x2, inverse2, gate_up))
+                kept.append(_Kept(hat, inverse, qkv, p, o, hat2, inverse2, gate_up, activated))
             x = after
         hat, inverse = self._normed(x)
         return hat * self.model.model.norm.weight, kept, hat, inverse
@@ -123,34 +123,34 @@ class Llama:
         self, part: MicroBatch, kept: list[_Kept], hat: Tensor, inverse: Tensor, d_states: Tensor
     ) -> None:
         """Adds the gradients of all parameters."""
-        dx = _through_norm(d_states, hat, inverse, self.model.model.norm.weight)
         rows, length = part.input_ids.shape
         ids = torch.from_numpy(part.input_ids).reshape(-1)
         positions = torch.from_numpy(part.positions)
         rotation = self._rotation(part).conj()
+        norm = self.model.model.norm.weight
+        _add(norm, torch.linalg.vecdot(d_states, hat, dim=0))
+        dx = _through_norm(d_states * norm, hat, inverse)
         for number in range(len(self.layers) - 1, -1, -1):
             layer, was = self.layers[number], kept.pop()
-            norm, norm2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
             mlp, attention = layer.mlp, layer.self_attn
             gate, up = was.gate_up.chunk(2, 1)
-            activated = F.silu(gate)
             d_act = dx @ mlp.down_proj.weight
-            _add_product(mlp.down_proj.weight, dx, activated * up)
+            _grad(mlp.down_proj.weight).addmm_(dx.t(), was.activated * up)
             d_gate_up = torch.empty_like(was.gate_up)
-            torch.mul(d_act, activated, out=d_gate_up[:, gate.shape[1] :])
+            torch.mul(d_act, was.activated, out=d_gate_up[:, gate.shape[1] :])
             torch.ops.aten.silu_backward.grad_input(
                 d_act.mul_(up), gate, grad_input=d_gate_up[:, : gate.shape[1]]
             )
-            hat = was.x2 * was.inverse2
-            d_h = d_gate_up @ self._gate_up(mlp)
-            d_weight = d_gate_up.t() @ (hat * norm2)
-            for matrix, share in zip(
-                (mlp.gate_proj.weight, mlp.up_proj.weight), d_weight.chunk(2), strict=True
-            ):
-                _add(matrix, share)
-            dx = _through_norm(d_h, hat, was.inverse2, norm2).add_(dx)
+            d_hat = d_gate_up @ self._gate_up(layer)
+            dx = _through_norm(d_hat, was.hat2, was.inverse2).add_(dx)
+            _add_fused(
+                d_gate_up.t() @ was.hat2,
+                layer.post_attention_layernorm.weight,
+                mlp.gate_proj.weight,
+                mlp.up_proj.weight,
+            )
             d_o = dx @ attention.o_proj.weight
-            _add_product(attention.o_proj.weight, dx, was.o)
+            _grad(attention.o_proj.weight).addmm_(dx.t(), was.o)
             if number == len(self.layers) - 1:
                 dx = dx.new_zeros(ids.shape[0], dx.shape[1]).index_copy_(0, positions, dx)
                 d_o = d_o.new_zeros(ids.shape[0], d_o.shape[1]).index_copy_(0, positions, d_o)
@@ -160,21 +160,27 @@ class Llama:
                 d_qkv[: self.heads + self.groups].unflatten(-1, (self.width // 2, 2))
             ).mul_(rotation)
             d_made = d_qkv.permute(1, 2, 0, 3).reshape(rows * length, -1)
-            weight, _ = self._qkv(attention)
-            if number > 0:
-                hat = was.x * was.inverse
-                d_weight, d_offset = d_made.t() @ (hat * norm), d_made.sum(0)
-                dx = _through_norm(d_made @ weight, hat, was.inverse, norm).add_(dx)
-            else:
+            if number == 0:
                 tokens, of = torch.unique(ids, return_inverse=True)
-                embeddings = self.model.model.embed_tokens.weight
-                first = F.embedding(tokens, embeddings)
-                hat = first * was.inverse
                 d_made = d_made.new_zeros(len(tokens), d_made.shape[1]).index_add_(0, of, d_made)
-                d_weight, d_offset = d_made.t() @ (hat * norm), d_made.sum(0)
-                d_first = _through_norm(d_made @ weight, hat, was.inverse, norm)
-                _grad(embeddings).index_add_(0, tokens, d_first.index_add_(0, of, dx))
-            self._add_qkv(attention, d_weight, d_offset)
+            weight, _ = self._qkv(layer)
+            d_hat = _through_norm(d_made @ weight, was.hat, was.inverse)
+            if number == 0:
+                embeddings = self.model.model.embed_tokens.weight
+                _grad(embeddings).index_add_(0, tokens, d_hat.index_add_(0, of, dx))
+            else:
+                dx = d_hat.add_(dx)
+            three = (attention.q_proj, attention.k_proj, attention.v_proj)
+            _add_fused(
+                (d_made.t() @ was.hat)[self.back],
+                layer.input_layernorm.weight,
+                *(each.weight for each in three),
+            )
+            if three[0].bias is not None:
+                d_offset = d_made.sum(0)[self.back]
+                sizes = [each.bias.shape[0] for each in three]
+                for each, share in zip(three, d_offset.split(sizes), strict=True):
+                    _add(each.bias, share)
 
     def _attention_back(self, d_o: Tensor, was: _Kept) -> Tensor:
         """The gradient of query, key and value as they went into attention."""
@@ -214,24 +220,18 @@ class Llama:
         half = self.width // 2
         return torch.complex(cos[..., :half].contiguous(), sin[..., :half].contiguous())
 
-    def _qkv(self, attention: Any) -> tuple[Tensor, Tensor | None]:
+    def _qkv(self, layer: Any) -> tuple[Tensor, Tensor | None]:
+        attention = layer.self_attn
         three = (attention.q_proj, attention.k_proj, attention.v_proj)
         weight = torch.cat([each.weight for each in three]).index_select(0, self.order)
+        weight.mul_(layer.input_layernorm.weight)
         if three[0].bias is None:
             return weight, None
         return weight, torch.cat([each.bias for each in three]).index_select(0, self.order)
 
-    def _add_qkv(self, attention: Any, d_weight: Tensor, d_offset: Tensor) -> None:
-        three = (attention.q_proj, attention.k_proj, attention.v_proj)
-        sizes = [each.weight.shape[0] for each in three]
-        for each, share in zip(three, d_weight[self.back].split(sizes), strict=True):
-            _add(each.weight, share)
-        if three[0].bias is not None:
-            for each, share in zip(three, d_offset[self.back].split(sizes), strict=True):
-                _add(each.bias, share)
-
-    def _gate_up(self, mlp: Any) -> Tensor:
-        return torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    def _gate_up(self, layer: Any) -> Tensor:
+        both = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
+        return both.mul_(layer.post_attention_layernorm.weight)
 
 
 class _Pass(torch.autograd.Function):
@@ -278,10 +278,8 @@ def _bias(mask: Tensor | None, length: int) -> Tensor:
     return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
 
 
-def _through_norm(d_out: Tensor, hat: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
-    """The gradient before y = x / rms(x) * weight, where hat = x / rms(x); adds that of the weight."""
-    _add(weight, torch.linalg.vecdot(d_out, hat, dim=0))
-    d_hat = d_out * weight
+def _through_norm(d_hat: Tensor, hat: Tensor, inverse: Tensor) -> Tensor:
+    """The gradient of x, where hat = x / rms(x)."""
     along = torch.linalg.vecdot(d_hat, hat).div_(hat.shape[-1])[:, None]
     return d_hat.addcmul_(hat, along, value=-1).mul_(inverse)
 
@@ -296,6 +294,8 @@ def _add(parameter: Tensor, share: Tensor) -> None:
     _grad(parameter).add_(share)
 
 
-def _add_product(parameter: Tensor, d_out: Tensor, given: Tensor) -> None:
-    """The gradient of the matrix in out = given @ matrix.T."""
-    _grad(parameter).addmm_(d_out.t(), given)
+def _add_fused(d_scaled: Tensor, norm: Tensor, *matrices: Tensor) -> None:
+    """From the gradient of [matrices] * norm to those of the matrices and of the norm."""
+    for matrix, share in zip(matrices, d_scaled.split([len(m) for m in matrices]), strict=True):
+        _add(norm, torch.linalg.vecdot(share, matrix, dim=0))
+        _grad(matrix).addcmul_(share, norm)
