@@ -41,6 +41,7 @@ class Cluster:
         self.kubelet = self._process("kubelet")
         self.proxy = self._process("kube-proxy")
         self.coredns = self._process("coredns")
+        self.volumes = self._process("volumes")
 
     def _process(self, name: str) -> Process:
         return Process(name, self.state.run / f"{name}.pid", self.state.log / f"{name}.log")
@@ -52,6 +53,7 @@ class Cluster:
             self.kubelet,
             self.proxy,
             self.coredns,
+            self.volumes,
             self.scheduler,
             self.controller_manager,
             self.api.server,
@@ -125,6 +127,7 @@ class Cluster:
         objects = manifests.first_objects(self.state.root / "volumes")
         self.api.kubectl("apply", "--server-side", "-f", "-", stdin=objects)
         self.coredns.start(components.coredns())
+        self.volumes.start(components.volumes())
 
         self.scheduler.wait(lambda: listens(LOOPBACK, 10259), 60)
         self.proxy.wait(lambda: listens(LOOPBACK, 10256), 60)

@@ -4,12 +4,12 @@ Pure but for the files written: what is started, in which order and how it is wa
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from roll_cluster.keys import Keys
 from roll_cluster.settings import (
-    BUSYBOX,
     DOMAIN,
     FEATURE_GATES,
     NODE,
@@ -43,7 +43,6 @@ class Components:
 
     def controller_manager(self) -> list[str | Path]:
         kubeconfig = self._kubeconfig("kube-controller-manager", "system:kube-controller-manager")
-        scrub = self._file("scrub.json", SCRUB_POD)
         return [
             self.programs / "kube-controller-manager",
             f"--kubeconfig={kubeconfig}",
@@ -58,8 +57,10 @@ class Components:
             "--node-monitor-period=2s",
             f"--kube-api-qps={REQUESTS_PER_SECOND}",
             f"--kube-api-burst={REQUESTS_PER_SECOND}",
-            f"--pv-recycler-pod-template-filepath-hostpath={scrub}",
         ]
+
+    def volumes(self) -> list[str | Path]:
+        return [sys.executable, "-m", "roll_cluster.volumes", self.state.kubeconfig]
 
     def scheduler(self) -> list[str | Path]:
         kubeconfig = self._kubeconfig("kube-scheduler", "system:kube-scheduler")
@@ -163,24 +164,3 @@ class Components:
         }}
         """
         return [self.programs / "coredns", "-conf", self._file("Corefile", corefile)]
-
-
-# Empties a volume whose claim is gone; the controller manager fills in which one.
-SCRUB_POD = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"generateName": "scrub-", "namespace": "default"},
-    "spec": {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "volumes": [{"name": "volume", "hostPath": {"path": "/replaced"}}],
-        "containers": [
-            {
-                "name": "scrub",
-                "image": BUSYBOX,
-                "command": ["sh", "-c", "find /volume -mindepth 1 -maxdepth 1 -exec rm -rf {} +"],
-                "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
-            }
-        ],
-    },
-}

@@ -37,7 +37,7 @@ def _volume(name: str, folder: Path) -> Manifest:
         "spec": {
             "capacity": {"storage": "100Gi"},
             "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
-            "persistentVolumeReclaimPolicy": "Recycle",
+            "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": STORAGE_CLASS,
             "hostPath": {"path": str(folder / name), "type": "Directory"},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},

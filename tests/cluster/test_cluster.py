@@ -107,31 +107,50 @@ def test_a_pod_reaches_the_api_server_and_nothing_outside(own: Kubernetes, names
     assert connects("203.0.113.1", "443") == "closed"  # an address for documentation only
 
 
-def test_a_claim_gets_a_volume_which_is_emptied_when_the_claim_goes(
+def test_volumes_whose_claims_go_at_once_are_emptied_and_offered_again(
     own: Kubernetes, namespace: str
 ) -> None:
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    names = ("storage", "ledger")
+    claims = [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }
+        for name in names
+    ]
     writer = busybox(
         "writer",
-        *("sh", "-c", "mkdir /data/folder && echo kept >/data/folder/file"),
-        volumes=[volume],
-        mounts=[{"name": "data", "mountPath": "/data"}],
+        *(
+            "sh",
+            "-c",
+            "for c in storage ledger; do mkdir /$c/folder && echo $c >/$c/folder/file; done",
+        ),
+        volumes=[{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names],
+        mounts=[{"name": name, "mountPath": f"/{name}"} for name in names],
     )
-    own.apply(claim, writer, namespace=namespace)
+    own.apply(*claims, writer, namespace=namespace)
     own.wait("jsonpath={.status.phase}=Succeeded", "pod/writer", namespace=namespace)
-    name = own.get("pvc", "data", "-n", namespace)["spec"]["volumeName"]
-    folder = Path(own.get("pv", name)["spec"]["hostPath"]["path"])
-    assert (folder / "folder" / "file").read_text() == "kept\n"
+    bound = {n: own.get("pvc", n, "-n", namespace)["spec"]["volumeName"] for n in names}
+    folders = {
+        name: Path(own.get("pv", volume)["spec"]["hostPath"]["path"])
+        for name, volume in bound.items()
+    }
+    assert {n: (f / "folder" / "file").read_text().strip() for n, f in folders.items()} == {
+        name: name for name in names
+    }
 
-    own("delete", "pod/writer", "pvc/data", "-n", namespace)
-    eventually("the volume is free", lambda: own.get("pv", name)["status"]["phase"] == "Available")
-    assert list(folder.iterdir()) == []
+    own("delete", "pod/writer", "pvc/storage", "pvc/ledger", "-n", namespace)
+    for volume in bound.values():
+        eventually(
+            f"{volume} is free",
+            lambda volume=volume: own.get("pv", volume)["status"]["phase"] == "Available",
+        )
+    assert [list(folder.iterdir()) for folder in folders.values()] == [[], []]
 
 
 def test_a_gang_waits_until_all_its_pods_are_there(own: Kubernetes, namespace: str) -> None:
