@@ -26,7 +26,7 @@ from roll_wire.session_pb2 import (
 )
 from roll_workers.runtime.config import WorkerConfig
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0  # stops a hang; a busy machine is slow
 
 
 def run(main: Callable[[], Awaitable[None]], timeout: float = TIMEOUT) -> None:

@@ -57,6 +57,8 @@ class Services:
             self._showing = asyncio.get_running_loop().create_task(setting)
 
     async def stop(self) -> None:
+        """Goes on when its caller is cancelled: a cancelled `Server.stop` has crashed the interpreter."""
         if self._server is not None:
-            await self._server.stop(grace=None)
+            stopping = asyncio.ensure_future(self._server.stop(grace=None))
             self._server = None
+            await asyncio.shield(stopping)
