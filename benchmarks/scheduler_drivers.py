@@ -15,20 +15,20 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import grpc.aio
 import uvloop
 from roll_wire import trainer_pb2
 from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.session_pb2 import (
+    Assign,
     DataSet,
     FromWorker,
     Hello,
     Holding,
     PolicyVersion,
-    Result,
     Results,
-    Task,
     ToWorker,
 )
 from roll_wire.session_pb2_grpc import SessionAsyncStub
@@ -67,14 +67,17 @@ class Tally:
             pipe.send({"trained": self.trained, "acks": acks, "cpu": used.user + used.system})
 
 
+Columns = dict[str, Any]  # what a driver says of every unit alike
+Answer = Callable[["Worker", Assign], tuple[bytes, Columns]]
+
+
 class Worker:
     """One stream of a role: every task is answered at once."""
 
     def __init__(
-        self, plan: Plan, tally: Tally, pod: str, pool: str, credits: int,
-        answer: Callable[[Worker, Task], Result],
+        self, plan: Plan, tally: Tally, pod: str, pool: str, credits: int, answer: Answer
     ) -> None:  # fmt: skip
-        self._address, self._tally, self._answer = plan.address, tally, answer
+        self._address, self._tally, self.answer = plan.address, tally, answer
         self._pod, self._pool, self._credits = pod, pool, credits
         self._outbox: asyncio.Queue[FromWorker] = asyncio.Queue()
         self._sent: dict[int, float] = {}
@@ -102,21 +105,21 @@ class Worker:
         while True:
             message = await self._outbox.get()
             now = time.perf_counter()
-            for item in message.results.items:
-                self._sent[item.lease.number] = now
+            for lease in message.results.leases:
+                self._sent[lease] = now
             await call.write(message)
 
     def _receive(self, message: ToWorker) -> None:
         match message.WhichOneof("message"):
             case "assign":
-                for results in packed(self._answer(self, task) for task in message.assign.items):
+                for results in answers(self, message.assign):
                     self._outbox.put_nowait(FromWorker(results=results))
             case "ack":
                 now = time.perf_counter()
                 ack = message.ack
                 if any(verdict != ack.STORED for verdict in ack.verdicts):
                     raise RuntimeError("a result was not stored")
-                self._tally.acks += [now - self._sent.pop(x.number) for x in ack.leases]
+                self._tally.acks += [now - self._sent.pop(lease) for lease in ack.leases]
             case "policy":
                 self.version = message.policy.version
                 self._outbox.put_nowait(FromWorker(holding=Holding(version=self.version)))
@@ -124,40 +127,40 @@ class Worker:
                 raise RuntimeError(message.refused.message)
 
 
-def packed(results: Iterable[Result]) -> Iterable[Results]:
-    pack, size = Results(), 0
-    for result in results:
-        pack.items.append(result)
-        size += len(result.payload)
-        if len(pack.items) >= MAX_ITEMS or size >= MAX_BYTES:
-            yield pack
-            pack, size = Results(), 0
-    if pack.items:
-        yield pack
+def answers(worker: Worker, assign: Assign) -> Iterable[Results]:
+    """A result for every task: up to 64, and about 1 MB of payloads, in a message."""
+    payload, columns = worker.answer(worker, assign)
+    most = max(1, min(MAX_ITEMS, MAX_BYTES // len(payload)))
+    for first in range(0, len(assign.leases), most):
+        leases = assign.leases[first : first + most]
+        count = len(leases)
+        yield Results(
+            stage=assign.stage, leases=leases,
+            groups=assign.groups[first : first + most],
+            indices=assign.indices[first : first + most],
+            **{name: [value] * count for name, value in columns.items()},
+            sizes=[len(payload)] * count, payloads=payload * count,
+        )  # fmt: skip
 
 
-def reset(worker: Worker, task: Task) -> Result:
-    return Result(unit=task.unit, lease=task.lease, stage="reset", payload=PROMPT)
+def reset(worker: Worker, assign: Assign) -> tuple[bytes, Columns]:
+    return PROMPT, {}
 
 
-def generator(size: int) -> Callable[[Worker, Task], Result]:
+def generator(size: int) -> Answer:
     # Random bytes: a disk or a kernel that compresses gains nothing by it.
     payload = random.Random(0).randbytes(size)
 
-    def generate(worker: Worker, task: Task) -> Result:
-        return Result(
-            unit=task.unit, lease=task.lease, stage="generate", payload=payload,
-            tokens=size // 12, oldest=worker.version, newest=worker.version,
-        )  # fmt: skip
+    def generate(worker: Worker, assign: Assign) -> tuple[bytes, Columns]:
+        version = worker.version
+        columns = {"tokens": size // 12, "lineages": version.lineage}
+        return payload, columns | {"oldest": version.number, "newest": version.number}
 
     return generate
 
 
-def score(worker: Worker, task: Task) -> Result:
-    return Result(
-        unit=task.unit, lease=task.lease, stage="score", payload=SCORE, has_reward=True,
-        reward=(task.lease.number % 3) / 2,
-    )  # fmt: skip
+def score(worker: Worker, assign: Assign) -> tuple[bytes, Columns]:
+    return SCORE, {"has_reward": True, "rewards": (assign.leases[0] % 3) / 2}
 
 
 async def train(plan: Plan, tally: Tally) -> None:
@@ -190,7 +193,7 @@ async def train(plan: Plan, tally: Tally) -> None:
                 pass
             shard = stub.FetchShard(trainer_pb2.ShardRequest(trainer=trainer, step=step, world=1))
             async for chunk in shard:
-                tally.trained += len(chunk.samples)
+                tally.trained += len(chunk.groups)
             await stub.ReportStep(
                 trainer_pb2.StepReport(trainer=trainer, step=step, metrics={"reward": 0.5})
             )

@@ -39,11 +39,18 @@ from dataclasses import dataclass, replace
 
 from roll_operator.scheduler import core, flow, presence, training
 from roll_operator.scheduler.__main__ import settle_memory
-from roll_operator.scheduler.lifecycle import Ref, Stage
+from roll_operator.scheduler.lifecycle import Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 from roll_operator.scheduler.stages import StageGraph
-from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
+from roll_operator.scheduler.state import (
+    Batch,
+    CheckpointRow,
+    JobState,
+    Payload,
+    Place,
+    Publication,
+)
 
 MEDIAN_TOKENS = 2000
 CAP_TOKENS = 32_000
@@ -52,10 +59,10 @@ CAP_TOKENS = 32_000
 class NoStore:
     """Payloads are not simulated."""
 
-    def append(self, payload: bytes) -> Ref:
-        return Ref(0, 0, 0, 0)
+    def append(self, payload: Payload) -> Place:
+        return 0, 0, 0
 
-    def read(self, ref: Ref) -> bytes:
+    def read(self, segment: int, start: int, length: int) -> Payload:
         return b""
 
     def groups_of(self, batch: Batch) -> list:

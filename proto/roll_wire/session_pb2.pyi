@@ -160,10 +160,42 @@ class ProgressItem(_message.Message):
     def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., tokens: _Optional[int] = ..., partial: _Optional[bytes] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., partial_tokens: _Optional[int] = ...) -> None: ...
 
 class Results(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[Result]
-    def __init__(self, items: _Optional[_Iterable[_Union[Result, _Mapping[str, object]]]] = ...) -> None: ...
+    __slots__ = ("stage", "groups", "indices", "leases", "turns", "tokens", "lineages", "oldest", "newest", "has_reward", "rewards", "done", "busy_micros", "resident", "base_tokens", "sizes", "payloads")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LINEAGES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    HAS_REWARD_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_MICROS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    leases: _containers.RepeatedScalarFieldContainer[int]
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    lineages: _containers.RepeatedScalarFieldContainer[int]
+    oldest: _containers.RepeatedScalarFieldContainer[int]
+    newest: _containers.RepeatedScalarFieldContainer[int]
+    has_reward: _containers.RepeatedScalarFieldContainer[bool]
+    rewards: _containers.RepeatedScalarFieldContainer[float]
+    done: _containers.RepeatedScalarFieldContainer[bool]
+    busy_micros: _containers.RepeatedScalarFieldContainer[int]
+    resident: _containers.RepeatedScalarFieldContainer[bool]
+    base_tokens: _containers.RepeatedScalarFieldContainer[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    payloads: bytes
+    def __init__(self, stage: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., lineages: _Optional[_Iterable[int]] = ..., oldest: _Optional[_Iterable[int]] = ..., newest: _Optional[_Iterable[int]] = ..., has_reward: _Optional[_Iterable[bool]] = ..., rewards: _Optional[_Iterable[float]] = ..., done: _Optional[_Iterable[bool]] = ..., busy_micros: _Optional[_Iterable[int]] = ..., resident: _Optional[_Iterable[bool]] = ..., base_tokens: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("unit", "lease", "stage", "turn", "payload", "tokens", "oldest", "newest", "has_reward", "reward", "done", "busy_micros", "resident", "base_tokens")
@@ -292,13 +324,49 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[Task]
-    def __init__(self, items: _Optional[_Iterable[_Union[Task, _Mapping[str, object]]]] = ...) -> None: ...
+    __slots__ = ("stage", "groups", "indices", "leases", "turns", "attempts", "min_versions", "seeds", "positions", "validation", "kept_tokens", "no_progress_ms", "siblings", "sizes", "payloads")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NO_PROGRESS_MS_FIELD_NUMBER: _ClassVar[int]
+    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    leases: _containers.RepeatedScalarFieldContainer[int]
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    min_versions: _containers.RepeatedScalarFieldContainer[int]
+    seeds: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    validation: _containers.RepeatedScalarFieldContainer[bool]
+    kept_tokens: _containers.RepeatedScalarFieldContainer[int]
+    no_progress_ms: int
+    siblings: _containers.RepeatedCompositeFieldContainer[Siblings]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    payloads: bytes
+    def __init__(self, stage: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., min_versions: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., validation: _Optional[_Iterable[bool]] = ..., kept_tokens: _Optional[_Iterable[int]] = ..., no_progress_ms: _Optional[int] = ..., siblings: _Optional[_Iterable[_Union[Siblings, _Mapping[str, object]]]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
+
+class Siblings(_message.Message):
+    __slots__ = ("trajectories", "indices")
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    trajectories: _containers.RepeatedScalarFieldContainer[bytes]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, trajectories: _Optional[_Iterable[bytes]] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("unit", "lease", "stage", "turn", "attempt", "min_version", "seed", "position", "validation", "kept_tokens", "payload", "no_progress_ms", "siblings", "indices")
+    __slots__ = ("unit", "lease", "stage", "turn", "attempt", "min_version", "seed", "position", "validation", "kept_tokens", "payload", "no_progress_ms", "siblings")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -312,7 +380,6 @@ class Task(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_MS_FIELD_NUMBER: _ClassVar[int]
     SIBLINGS_FIELD_NUMBER: _ClassVar[int]
-    INDICES_FIELD_NUMBER: _ClassVar[int]
     unit: Unit
     lease: LeaseId
     stage: str
@@ -325,9 +392,8 @@ class Task(_message.Message):
     kept_tokens: int
     payload: bytes
     no_progress_ms: int
-    siblings: _containers.RepeatedScalarFieldContainer[bytes]
-    indices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., attempt: _Optional[int] = ..., min_version: _Optional[int] = ..., seed: _Optional[int] = ..., position: _Optional[int] = ..., validation: _Optional[bool] = ..., kept_tokens: _Optional[int] = ..., payload: _Optional[bytes] = ..., no_progress_ms: _Optional[int] = ..., siblings: _Optional[_Iterable[bytes]] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+    siblings: Siblings
+    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., attempt: _Optional[int] = ..., min_version: _Optional[int] = ..., seed: _Optional[int] = ..., position: _Optional[int] = ..., validation: _Optional[bool] = ..., kept_tokens: _Optional[int] = ..., payload: _Optional[bytes] = ..., no_progress_ms: _Optional[int] = ..., siblings: _Optional[_Union[Siblings, _Mapping[str, object]]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("leases", "episodes")
@@ -351,9 +417,9 @@ class Ack(_message.Message):
     FENCED: Ack.Verdict
     LEASES_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    leases: _containers.RepeatedCompositeFieldContainer[LeaseId]
+    leases: _containers.RepeatedScalarFieldContainer[int]
     verdicts: _containers.RepeatedScalarFieldContainer[Ack.Verdict]
-    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseId, _Mapping[str, object]]]] = ..., verdicts: _Optional[_Iterable[_Union[Ack.Verdict, str]]] = ...) -> None: ...
+    def __init__(self, leases: _Optional[_Iterable[int]] = ..., verdicts: _Optional[_Iterable[_Union[Ack.Verdict, str]]] = ...) -> None: ...
 
 class Policy(_message.Message):
     __slots__ = ("version", "manifest_digest", "locations")

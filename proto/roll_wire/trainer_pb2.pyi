@@ -114,10 +114,24 @@ class ShardRequest(_message.Message):
     def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., world: _Optional[int] = ...) -> None: ...
 
 class ShardChunk(_message.Message):
-    __slots__ = ("samples",)
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    samples: _containers.RepeatedCompositeFieldContainer[ShardSample]
-    def __init__(self, samples: _Optional[_Iterable[_Union[ShardSample, _Mapping[str, object]]]] = ...) -> None: ...
+    __slots__ = ("groups", "indices", "positions", "rewards", "group_sizes", "group_rewards", "sizes", "payloads")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    rewards: _containers.RepeatedScalarFieldContainer[float]
+    group_sizes: _containers.RepeatedScalarFieldContainer[int]
+    group_rewards: _containers.RepeatedScalarFieldContainer[float]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    payloads: bytes
+    def __init__(self, groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., group_sizes: _Optional[_Iterable[int]] = ..., group_rewards: _Optional[_Iterable[float]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class ShardSample(_message.Message):
     __slots__ = ("unit", "group_size", "reward", "payload", "position", "group_rewards")

@@ -74,7 +74,7 @@ def _unit(unit: Unit) -> dict[str, Any]:
         "kept": unit.kept,
         "versions": (unit.oldest, unit.newest),
         "reward": unit.reward if scored else None,
-        "parts": [astuple(p) for p in unit.parts],
+        "parts": [tuple(p) for p in unit.parts],
     }
 
 

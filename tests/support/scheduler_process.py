@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 from roll_wire import control_pb2_grpc, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from roll_wire.columns import pack_results, unpack_tasks
 from roll_wire.session_pb2 import (
     DataSet,
     FromWorker,
@@ -24,7 +25,6 @@ from roll_wire.session_pb2 import (
     Holding,
     PolicyVersion,
     Result,
-    Results,
     Task,
     ToWorker,
 )
@@ -201,7 +201,7 @@ class Peer:
     def assigned(self, count: int = 1) -> list[Task]:
         got: list[Task] = []
         while len(got) < count:
-            got += self.expect("assign").items
+            got += unpack_tasks(self.expect("assign"))
         return got
 
     def result(self, task: Task, payload: bytes = b"", **said: Any) -> Result:
@@ -217,7 +217,7 @@ class Peer:
 
     def finish(self, *tasks: Task, **said: Any) -> list[int]:
         """Send results and wait for their verdicts."""
-        self.send(results=Results(items=[self.result(task, **said) for task in tasks]))
+        self.send(results=pack_results([self.result(task, **said) for task in tasks]))
         return self.verdicts(len(tasks))
 
     def verdicts(self, count: int) -> list[int]:

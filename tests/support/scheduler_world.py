@@ -299,16 +299,12 @@ class World:
             )  # fmt: skip
             return
         generates = task.stage == Stage.GENERATE
-        verdict = flow.result(
-            self.state,
-            known,
-            group=task.group,
-            index=task.index,
-            lease=task.lease,
-            stage=task.stage,
-            turn=task.turn,
-            payload=f"{task.lease}".encode(),
-            now=self.now,
+        said = flow.Outcome(
+            task.group,
+            task.index,
+            task.lease,
+            task.turn,
+            f"{task.lease}".encode(),
             tokens=2 if generates else 0,
             oldest=outcome.version if generates else None,
             newest=outcome.version if generates else None,
@@ -318,6 +314,8 @@ class World:
             resident=(task.group, task.index) in worker.residents,
             base=task.kept,
         )
+        flow.results(self.state, known, task.stage, [said], self.now)
+        _, verdict = self.state.out.acks[known.id][-1]
         if verdict == flow.STORED:
             key = (task.group, task.index, task.stage, task.turn)
             self.stored[key] = self.stored.get(key, 0) + 1

@@ -13,7 +13,8 @@ then the lowest step.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from roll_operator.scheduler.lifecycle import Group, Lease, SampleState, Unit
@@ -60,14 +61,22 @@ class Worker:
         return max(0, limit - self.load)
 
 
+WAITING = SampleState.WAITING
+
+Fits = Callable[[Unit, Worker], bool]
+Grant = Callable[[Sequence[Unit], Worker], object]
+# Units with their tickets, in order of arrival; one line for each (has not begun, step).
+Lines = dict[tuple[bool, int], deque[tuple[int, Unit]]]
+
+
 class Pool:
     """The workers that serve one kind of stage, and the units that wait for them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.workers: dict[str, Worker] = {}
-        self.waiting: list[tuple[int, int, int, Unit]] = []
-        self.pinned: list[tuple[int, int, int, Unit]] = []
+        self.waiting: Lines = {}
+        self.pinned: Lines = {}
         self.suspects: list[Unit] = []
         self.queued = 0  # units that wait, in all three
         self.free_by_version: dict[int | None, int] = {}
@@ -129,18 +138,19 @@ class Pool:
         if unit.company:
             self.suspects.append(unit)
             return
-        running = 0 if unit.turn or unit.kept else 1
-        queue = self.waiting if unit.group.validation is None else self.pinned
-        heapq.heappush(queue, (running, unit.group.step, ticket, unit))
+        lines = self.waiting if unit.group.validation is None else self.pinned
+        rank = not (unit.turn or unit.kept), unit.group.step
+        line = lines.get(rank)
+        if line is None:
+            line = lines[rank] = deque()
+        line.append((ticket, unit))
 
     def withdraw(self, unit: Unit) -> None:
         """The unit no longer waits here; its place in the queue is void."""
         unit.ticket = 0
         self.queued -= 1
 
-    def assign(
-        self, fits: Callable[[Unit, Worker], bool], grant: Callable[[Unit, Worker], object]
-    ) -> None:
+    def assign(self, fits: Fits, grant: Grant) -> None:
         """Hand out as many waiting units as credits allow."""
         if self._changed:
             self._refresh()
@@ -149,48 +159,50 @@ class Pool:
         if self.suspects:
             waiting, self.suspects = self.suspects, []
             for unit in waiting:
-                if unit.state is not SampleState.WAITING or not unit.ticket:
-                    continue
-                if not self._hand_out(unit, fits, grant):
-                    self.suspects.append(unit)
-        for queue in (self.pinned, self.waiting):
-            missed: list[tuple[int, int, int, Unit]] = []
-            while queue and (self._candidates or self._changed) and len(missed) < MAX_MISSES:
-                entry = heapq.heappop(queue)
-                unit = entry[3]
-                if unit.ticket != entry[2] or unit.state is not SampleState.WAITING:
-                    continue
-                if not self._hand_out(unit, fits, grant):
-                    missed.append(entry)
-            for entry in missed:
-                heapq.heappush(queue, entry)
+                if unit.state is WAITING and unit.ticket:
+                    self.suspects += self._hand_out([unit], fits, grant)
+        for lines in (self.pinned, self.waiting):
+            misses = 0
+            for rank in sorted(lines):
+                line = lines[rank]
+                missed: list[tuple[int, Unit]] = []
+                while line and (self._candidates or self._changed) and misses < MAX_MISSES:
+                    left = self._hand_out(_next_units(line), fits, grant)
+                    if left:
+                        misses += len(left)
+                        missed += [(unit.ticket, unit) for unit in left]
+                if missed:
+                    line.extendleft(reversed(missed))
+                if not line:
+                    del lines[rank]
 
-    def _hand_out(
-        self,
-        unit: Unit,
-        fits: Callable[[Unit, Worker], bool],
-        grant: Callable[[Unit, Worker], object],
-    ) -> bool:
-        chosen = self._neighbour(unit, fits)
-        if chosen is None:
-            chosen = self._least_loaded(unit, fits)
+    def _hand_out(self, units: Sequence[Unit], fits: Fits, grant: Grant) -> Sequence[Unit]:
+        """Lease units of one group that wait for the same stage; returns those that no worker can take."""
+        while units:
+            unit = units[0]
+            chosen = self._neighbour(unit, fits)
             if chosen is None:
-                return False
-            self._near = (unit.group, chosen)
-            chosen.served = self._stamp
-        self.queued -= 1
-        unit.ticket = 0
-        grant(unit, chosen)
-        return True
+                chosen = self._least_loaded(unit, fits)
+                if chosen is None:
+                    break
+                self._near = (unit.group, chosen)
+                chosen.served = self._stamp
+            taken = units[: chosen.free]
+            units = units[len(taken) :]
+            self.queued -= len(taken)
+            for unit in taken:
+                unit.ticket = 0
+            grant(taken, chosen)
+        return units
 
-    def _neighbour(self, unit: Unit, fits: Callable[[Unit, Worker], bool]) -> Worker | None:
+    def _neighbour(self, unit: Unit, fits: Fits) -> Worker | None:
         """The worker that has just got another unit of the same group, while it has credit."""
         if self._near is None or unit.company:
             return None
         group, worker = self._near
         return worker if group is unit.group and worker.free > 0 and fits(unit, worker) else None
 
-    def _least_loaded(self, unit: Unit, fits: Callable[[Unit, Worker], bool]) -> Worker | None:
+    def _least_loaded(self, unit: Unit, fits: Fits) -> Worker | None:
         if self._changed:
             self._refresh()
         aside = []
@@ -208,3 +220,16 @@ class Pool:
         for entry in aside:
             heapq.heappush(candidates, entry)
         return chosen
+
+
+def _next_units(line: deque[tuple[int, Unit]]) -> list[Unit]:
+    """The first units of the line, as far as they belong together; void places are dropped."""
+    units: list[Unit] = []
+    while line:
+        ticket, unit = line[0]
+        if unit.ticket == ticket and unit.state is WAITING:
+            if units and (unit.group is not units[0].group or unit.stage != units[0].stage):
+                break
+            units.append(unit)
+        line.popleft()
+    return units

@@ -337,11 +337,11 @@ def _is_end(name: str) -> bool:
 def _check_payloads(found: Audit, known: list[Group], store: SegmentStore) -> None:
     for group, index, part in _parts(known):
         try:
-            payload = store.read(part.ref)
+            payload = store.read(part.segment, part.start, part.length)
         except OSError as error:
             found.problem(f"payload of {group}.{index} {part.stage}: {error.strerror}")
             continue
-        if len(payload) != part.ref.length or zlib.crc32(payload) != part.ref.checksum:
+        if len(payload) != part.length or zlib.crc32(payload) != part.checksum:
             found.problem(f"payload of {group}.{index} {part.stage} is damaged")
 
 

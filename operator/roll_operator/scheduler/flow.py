@@ -14,13 +14,19 @@ tried again in ever smaller company, so that one poison prompt does not condemn 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
 
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import (
+    GENERATE,
+    LEASE,
     POOL_OF,
+    RESET,
+    STEP,
     Cause,
     Lease,
-    Part,
     SampleState,
     Stage,
     Unit,
@@ -28,9 +34,10 @@ from roll_operator.scheduler.lifecycle import (
     move_unit,
     split_lease,
 )
-from roll_operator.scheduler.state import JobState
+from roll_operator.scheduler.state import JobState, Payload
 
 STORED, DUPLICATE, FENCED = 1, 2, 3
+WAITING, LEASED, SCORED = SampleState.WAITING, SampleState.LEASED, SampleState.SCORED
 # Company of a suspect: a worker's leases at its death, over this, down to one.
 SHRINK = 8
 
@@ -38,52 +45,46 @@ SHRINK = 8
 def enqueue(state: JobState, unit: Unit, now: float) -> None:
     """The unit waits for its stage: at the worker that keeps its episode, or in the pool's line."""
     unit.since = now
-    if unit.stage == Stage.STEP and unit.resident:
+    if unit.resident and unit.stage == STEP:
         worker = state.workers.get(unit.resident)
         if worker is not None:
             if worker.connected:
-                grant(state, now, unit, worker)
+                grant(state, now, [unit], worker)
             return  # a broken stream: it waits until its episode is back, or lost
     state.next_ticket += 1
     state.pool(POOL_OF[unit.stage]).enqueue(unit, state.next_ticket)
 
 
-def grant(state: JobState, now: float, unit: Unit, worker: Worker) -> Lease:
-    if unit.stage == Stage.STEP and unit.resident and unit.resident != worker.id:
-        leave(state, unit, tell=True)  # replayed elsewhere
-    lease = Lease(
-        id=lease_id(state.term, state.next_lease),
-        unit=unit,
-        worker=worker.id,
-        stage=unit.stage,
-        turn=unit.turn,
-        deadline=now + state.settings.no_progress,
-        floor=_floor(state, unit, worker),
-        granted=now,
-    )
-    state.next_lease += 1
-    if unit.issued:
-        state.count("redone")
-    unit.issued += 1
-    hold(state, lease, worker)
+def grant(state: JobState, now: float, units: Sequence[Unit], worker: Worker) -> None:
+    """Lease units of one group, which wait for the same stage, to the worker."""
+    first = units[0]
+    stage = first.stage
+    floor = None
+    if stage == GENERATE:
+        needed, held = state.min_version(first.group), worker.version
+        floor = needed if held is None or held < needed else held
+    deadline = now + state.settings.no_progress
     leases = state.out.assign.get(worker.id)
     if leases is None:
         leases = state.out.assign[worker.id] = []
-    leases.append(lease)
-    return lease
-
-
-def _floor(state: JobState, unit: Unit, worker: Worker) -> int | None:
-    if unit.stage != Stage.GENERATE:
-        return None
-    needed, held = state.min_version(unit.group), worker.version
-    return needed if held is None or held < needed else held
+    number = lease_id(state.term, state.next_lease)
+    state.next_lease += len(units)
+    for unit in units:
+        if unit.resident and unit.resident != worker.id and stage == STEP:
+            leave(state, unit, tell=True)  # replayed elsewhere
+        if unit.issued:
+            state.count("redone")
+        unit.issued += 1
+        lease = Lease(number, unit, worker.id, stage, unit.turn, deadline, floor, now)
+        number += 1
+        hold(state, lease, worker)
+        leases.append(lease)
 
 
 def hold(state: JobState, lease: Lease, worker: Worker) -> None:
     """Make the lease the unit's current one, held by the worker."""
     unit = lease.unit
-    move_unit(unit, SampleState.LEASED)
+    move_unit(unit, LEASED)
     unit.lease = lease
     state.leases[lease.id] = lease
     worker.leases[lease.id] = lease
@@ -91,7 +92,7 @@ def hold(state: JobState, lease: Lease, worker: Worker) -> None:
         worker.load += 1
     if unit.company:
         worker.company = min(worker.company, unit.company) if worker.company else unit.company
-    state.pool(worker.pool).offer(worker)
+    state.pools[worker.pool].offer(worker)
 
 
 def release(state: JobState, lease: Lease) -> None:
@@ -108,7 +109,7 @@ def release(state: JobState, lease: Lease) -> None:
         worker.company = min(
             (x.unit.company for x in worker.leases.values() if x.unit.company), default=0
         )
-    state.pool(worker.pool).offer(worker)
+    state.pools[worker.pool].offer(worker)
 
 
 def settle(state: JobState, unit: Unit, worker: Worker, *, resident: bool) -> None:
@@ -155,11 +156,11 @@ def adoptable(state: JobState, lease: int, unit: Unit, stage: str, turn: int) ->
     """A lease of an earlier scheduler that no newer one has replaced."""
     return (
         split_lease(lease)[0] < state.term
-        and unit.state is SampleState.WAITING
+        and unit.state is WAITING
         and unit.stage == stage
         and unit.turn == turn
         # Issued before what is on record: a lease of an earlier life of the episode.
-        and (not unit.parts or lease >= unit.parts[-1].lease)
+        and (not unit.rows or lease >= unit.rows[-1][LEASE])
     )
 
 
@@ -183,16 +184,108 @@ def adopt(
     return adopted
 
 
+class Outcome(NamedTuple):
+    """What a worker says about one lease that it ends by a result."""
+
+    group: int
+    idx: int
+    lease: int
+    turn: int
+    payload: Payload
+    tokens: int = 0
+    oldest: int | None = None
+    newest: int | None = None
+    lineage: int | None = None
+    reward: float | None = None
+    done: bool = False
+    resident: bool = False
+    base: int = 0  # tokens of this turn that are on record already
+
+
+Said = tuple[
+    int,
+    int,
+    int,
+    int,
+    Payload,
+    int,
+    int | None,
+    int | None,
+    int | None,
+    float | None,
+    bool,
+    bool,
+    int,
+]  # an Outcome, or a plain tuple of the same
+
+
+def results(
+    state: JobState, worker: Worker, stage: str, outcomes: Sequence[Said], now: float
+) -> None:
+    """A message of results: together when each is just what was asked for, otherwise one by one."""
+    if not _as_asked(state, worker, stage, outcomes):
+        for (
+            group, index, lease, turn, payload, tokens, oldest, newest, lineage, reward, done,
+            resident, base,
+        ) in outcomes:  # fmt: skip
+            result(
+                state, worker, group, index, lease, stage, turn, payload, now, tokens, oldest, newest,
+                lineage, reward, done, resident, base,
+            )  # fmt: skip
+        return
+    following = state.settings.graph.after(stage, done=False)
+    append, rows, held, pod = state.store.append, state.writes.parts, worker.leases, worker.pod
+    for group, index, number, turn, payload, tokens, oldest, newest, _, reward, *_ in outcomes:
+        unit = held.pop(number).unit
+        del state.leases[number]
+        unit.lease = None
+        row = (
+            group, index, unit.life, len(unit.rows), stage, turn, False, *append(payload),
+            crc32(payload), tokens, oldest, newest, reward, pod, number, now, False,
+        )  # fmt: skip
+        unit.rows.append(row)
+        rows.append(row)
+        if tokens:
+            _sampled(unit, tokens, oldest, newest)
+        _go_on(state, unit, following, reward, now)
+        state.ack(worker.id, number, STORED)
+    worker.load -= len(outcomes)
+    state.pools[worker.pool].offer(worker)
+    state.last_progress = now
+
+
+def _as_asked(state: JobState, worker: Worker, stage: str, outcomes: Sequence[Said]) -> bool:
+    """Every lease is held, every result fits it, and no episode or suspect is among them."""
+    if worker.residents or worker.company or POOL_OF.get(stage) == "environment":
+        return False
+    following = state.settings.graph.after(stage, done=False)
+    held, seen = worker.leases, set()
+    for (
+        group, index, number, turn, _, tokens, oldest, newest, lineage, reward, done, resident, base,
+    ) in outcomes:  # fmt: skip
+        lease = held.get(number)
+        if lease is None or done or resident:
+            return False
+        unit = lease.unit
+        if unit.index != index or unit.group.id != group or unit.kept != base:
+            return False
+        if lease.turn != turn or lease.stage != stage:
+            return False
+        if _refusal(state, lease, following, tokens, oldest, newest, lineage, reward) is not None:
+            return False
+        seen.add(number)
+    return len(seen) == len(outcomes)
+
+
 def result(
     state: JobState,
     worker: Worker,
-    *,
     group: int,
     index: int,
     lease: int,
     stage: str,
     turn: int,
-    payload: bytes,
+    payload: Payload,
     now: float,
     tokens: int = 0,
     oldest: int | None = None,
@@ -204,98 +297,100 @@ def result(
     base: int = 0,
 ) -> int:
     """A stage's outcome. Returns the verdict that is also put into the acknowledgement."""
-    unit = find(state, group, index)
-    verdict = FENCED
-    if unit is not None:
-        held = current(state, worker, lease, unit)
-        if held is None and adoptable(state, lease, unit, stage, turn):
+    held = worker.leases.get(lease)
+    if held is not None and held.unit.index == index and held.unit.group.id == group:
+        unit: Unit | None = held.unit
+    else:
+        held, unit = None, find(state, group, index)
+        if unit is not None and adoptable(state, lease, unit, stage, turn):
             held = adopt(state, worker, lease, unit, now, oldest)
-        if held is not None and base != unit.kept:
-            why = f"the result builds on {base} tokens of this turn, {unit.kept} are recorded"
-            _failed(state, held, Cause.INFRASTRUCTURE, why, now)
-        elif held is not None and held.stage == stage and held.turn == turn:
-            verdict = _store(
-                state,
-                worker,
-                held,
-                payload,
-                now,
-                tokens,
-                oldest,
-                newest,
-                lineage,
-                reward,
-                done,
-                resident,
-            )
-        elif any(
-            p.lease == lease and p.stage == stage and p.turn == turn and not p.partial
-            for p in unit.parts
-        ):
-            verdict = DUPLICATE
+    verdict = FENCED
+    if unit is None:
+        pass
+    elif held is not None and base != unit.kept:
+        why = f"the result builds on {base} tokens of this turn, {unit.kept} are recorded"
+        _failed(state, held, Cause.INFRASTRUCTURE, why, now)
+    elif held is not None and held.stage == stage and held.turn == turn:
+        following = state.settings.graph.after(held.stage, done=done)
+        refusal = _refusal(state, held, following, tokens, oldest, newest, lineage, reward)
+        if refusal is None:
+            _add(state, worker, held, payload, now, tokens, oldest, newest, reward, done=done)
+            if POOL_OF[stage] == "environment":
+                settle(state, unit, worker, resident=resident and not done)
+            _advance(state, held, following, reward, now)
+            verdict = STORED
+        else:
+            _failed(state, held, *refusal, now)
+    elif any(
+        p.lease == lease and p.stage == stage and p.turn == turn and not p.partial
+        for p in unit.parts
+    ):
+        verdict = DUPLICATE
     state.ack(worker.id, lease, verdict)
     return verdict
 
 
-def _store(
+def _refusal(
     state: JobState,
-    worker: Worker,
     lease: Lease,
-    payload: bytes,
-    now: float,
+    following: Stage | None,
     tokens: int,
     oldest: int | None,
     newest: int | None,
     lineage: int | None,
     reward: float | None,
-    done: bool,
-    resident: bool,
-) -> int:
-    unit = lease.unit
+) -> tuple[Cause, str] | None:
+    """Why an outcome cannot be stored, if so."""
     if tokens and (oldest is None or newest is None):
-        _failed(state, lease, Cause.INFRASTRUCTURE, "sampled tokens without their version", now)
-        return FENCED
+        return Cause.INFRASTRUCTURE, "sampled tokens without their version"
     if oldest is not None and (
-        oldest < state.min_version(unit.group) or lineage not in (None, state.lineage)
+        oldest < state.min_version(lease.unit.group) or lineage not in (None, state.lineage)
     ):
-        _failed(state, lease, Cause.INFRASTRUCTURE, f"tokens of version {oldest} are too old", now)
-        return FENCED
-    following = state.settings.graph.after(lease.stage, done=done)
+        return Cause.INFRASTRUCTURE, f"tokens of version {oldest} are too old"
     if following is None and (reward is None or not math.isfinite(reward)):
-        _failed(state, lease, Cause.INPUT, f"{lease.stage} gave no finite reward: {reward}", now)
-        return FENCED
-    _add(state, worker, lease, payload, now, tokens, oldest, newest, reward, done=done)
-    if POOL_OF[lease.stage] == "environment":
-        settle(state, unit, worker, resident=resident and not done)
+        return Cause.INPUT, f"{lease.stage} gave no finite reward: {reward}"
+    return None
+
+
+def _advance(
+    state: JobState, lease: Lease, following: Stage | None, reward: float | None, now: float
+) -> None:
+    unit = lease.unit
     release(state, lease)
+    state.last_progress = now
+    if unit.index >= 0 and lease.stage == RESET:
+        state.pre_policy -= 1
+    if following == GENERATE and lease.stage != RESET:
+        unit.turn += 1
+    _go_on(state, unit, following, reward, now)
+
+
+def _go_on(
+    state: JobState, unit: Unit, following: Stage | None, reward: float | None, now: float
+) -> None:
+    """The stage is done and its lease is over: the unit waits for the next one, or has its reward."""
     if unit.failures:
         state.touch_unit(unit)
     unit.failures = unit.company = unit.issued = unit.kept = 0
-    state.last_progress = now
     if unit.index < 0:
         _spread(state, unit, following, now)
-        return STORED
-    if lease.stage == Stage.RESET:
-        state.pre_policy -= 1
+        return
     if following is None:
-        move_unit(unit, SampleState.SCORED)
+        move_unit(unit, SCORED)
         unit.reward = reward
         leave(state, unit, tell=True)
         state.scored.append(unit)
-    else:
-        if following == Stage.GENERATE and lease.stage != Stage.RESET:
-            unit.turn += 1
-        move_unit(unit, SampleState.WAITING)
-        unit.stage = following
-        enqueue(state, unit, now)
-    return STORED
+        return
+    move_unit(unit, WAITING)
+    unit.stage = following
+    enqueue(state, unit, now)
 
 
 def _add(
     state: JobState,
     worker: Worker,
     lease: Lease,
-    payload: bytes,
+    payload: Payload,
     now: float,
     tokens: int,
     oldest: int | None,
@@ -306,11 +401,18 @@ def _add(
     done: bool = False,
 ) -> None:
     unit = lease.unit
-    part = Part(
-        lease.stage, lease.turn, state.store.append(payload), lease.id, tokens, oldest, newest, reward,
-        worker.pod, now, partial, unit.life, done,
+    segment, start, length = state.store.append(payload)
+    row = (
+        unit.group.id, unit.index, unit.life, len(unit.rows), lease.stage, lease.turn, partial,
+        segment, start, length, crc32(payload), tokens, oldest, newest, reward,
+        worker.pod, lease.id, now, done,
     )  # fmt: skip
-    state.record_part(unit, part)
+    unit.rows.append(row)
+    state.writes.parts.append(row)
+    _sampled(unit, tokens, oldest, newest)
+
+
+def _sampled(unit: Unit, tokens: int, oldest: int | None, newest: int | None) -> None:
     unit.tokens += tokens
     if oldest is not None and newest is not None:
         unit.oldest = oldest if unit.oldest is None else min(unit.oldest, oldest)
@@ -320,9 +422,9 @@ def _add(
 def _spread(state: JobState, lead: Unit, following: Stage | None, now: float) -> None:
     """A stage of group scope is done: every sample goes on from it."""
     group = lead.group
-    move_unit(lead, SampleState.SCORED)
+    move_unit(lead, SCORED)
     for unit in group.units:
-        if unit.state is SampleState.WAITING and not unit.ticket and following is not None:
+        if unit.state is WAITING and not unit.ticket and following is not None:
             unit.stage = following
             state.pre_policy -= 1
             enqueue(state, unit, now)
@@ -390,7 +492,7 @@ def put_back(state: JobState, lease: Lease, now: float) -> None:
     """The unit waits again, and nobody is to blame."""
     unit = lease.unit
     release(state, lease)
-    move_unit(unit, SampleState.WAITING)
+    move_unit(unit, WAITING)
     enqueue(state, unit, now)
 
 
@@ -427,7 +529,7 @@ def _failed(state: JobState, lease: Lease, cause: Cause, message: str, now: floa
     )
     state.touch_unit(unit)
     release(state, lease)
-    move_unit(unit, SampleState.WAITING)
+    move_unit(unit, WAITING)
     if unit.failures < state.settings.max_attempts:
         if cause is Cause.REPLAY and state.settings.graph.interactive:
             restart(state, unit)
@@ -439,11 +541,11 @@ def _failed(state: JobState, lease: Lease, cause: Cause, message: str, now: floa
 def restart(state: JobState, unit: Unit) -> None:
     """The episode starts again from its reset; what it had stays on record as an earlier life."""
     leave(state, unit, tell=True)
-    if unit.stage != Stage.RESET:
+    if unit.stage != RESET:
         state.pre_policy += 1
     unit.life += 1
     unit.stage = state.settings.graph.first()
     unit.turn = unit.kept = unit.tokens = 0
     unit.oldest = unit.newest = None
-    unit.parts = []
+    unit.rows = []
     state.touch_unit(unit)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class GroupState(IntEnum):
@@ -98,6 +98,9 @@ SAMPLE_TRANSITIONS: dict[SampleState, frozenset[SampleState]] = {
     SampleState.CANCELLED: frozenset(),
 }
 
+# The same table by number: a sample is moved six times in its life.
+_after_sample_state = [tuple(SAMPLE_TRANSITIONS.get(s, ())) for s in (0, *SampleState)]
+
 LIVE_GROUPS = (GroupState.OPEN, GroupState.READY)
 SAMPLE_ENDS = (SampleState.FAILED, SampleState.CANCELLED)
 
@@ -115,6 +118,8 @@ class Stage(StrEnum):
     SCORE = "score"
 
 
+RESET, GENERATE, STEP, SCORE = Stage.RESET, Stage.GENERATE, Stage.STEP, Stage.SCORE
+
 POOL_OF: dict[str, str] = {
     Stage.RESET: "environment",
     Stage.GENERATE: "policy",
@@ -123,32 +128,36 @@ POOL_OF: dict[str, str] = {
 }
 
 
-class Ref(NamedTuple):
-    """Where a payload lies in the payload store."""
+class Part(NamedTuple):
+    """What one stage (or a partial of it) added to a unit's trajectory: a row of the ledger.
 
-    segment: int
-    offset: int
-    length: int
-    checksum: int
+    Units keep the plain rows: a name for each field costs more than all else that is done with most of them.
+    """
 
-
-@dataclass(slots=True)
-class Part:
-    """What one stage (or a partial of it) added to a unit's trajectory."""
-
+    group: int
+    idx: int
+    life: int
+    no: int  # among the parts of this life
     stage: str
     turn: int
-    ref: Ref
-    lease: int
+    partial: bool
+    segment: int  # where its payload lies: see `PayloadStore`
+    start: int
+    length: int
+    checksum: int
     tokens: int
     oldest: int | None
     newest: int | None
     reward: float | None
     worker: str
+    lease: int
     at: float
-    partial: bool
-    life: int
-    done: bool = False
+    done: bool
+
+
+Row = tuple[Any, ...]
+PLACE = slice(Part._fields.index("segment"), Part._fields.index("length") + 1)  # of the payload
+LEASE = Part._fields.index("lease")
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +172,7 @@ class Unit:
     cause: str = ""
     failures: int = 0  # counted ones, of the current stage and turn
     life: int = 0  # rises when an episode starts again from its reset
-    parts: list[Part] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # of its parts, in this life
     oldest: int | None = None  # of its sampled tokens
     newest: int | None = None
     tokens: int = 0
@@ -179,6 +188,10 @@ class Unit:
     @property
     def key(self) -> tuple[int, int]:
         return self.group.id, self.index
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part._make(row) for row in self.rows]
 
 
 @dataclass(slots=True, eq=False)
@@ -254,7 +267,7 @@ def move(group: Group, state: GroupState) -> None:
 
 
 def move_unit(unit: Unit, state: SampleState) -> None:
-    if state not in SAMPLE_TRANSITIONS[unit.state]:
+    if state not in _after_sample_state[unit.state]:
         raise IllegalTransition(f"sample {unit.key}: {unit.state.name} -> {state.name}")
     unit.state = state
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
+from operator import attrgetter
+from typing import Any
 
+from roll_wire.columns import column, lease_number, lease_of, unless_zero, views
 from roll_wire.session_pb2 import (
     Ack,
     Answer,
+    Assign,
     Cancel,
     Drain,
     Failure,
     FromWorker,
     Hello,
-    LeaseId,
     Policy,
     PolicyVersion,
     Refused,
-    Result,
-    Task,
+    Results,
     ToWorker,
     Welcome,
 )
@@ -26,13 +29,13 @@ from roll_wire.session_pb2 import Unit as WireUnit
 
 from roll_operator.scheduler import flow, packing, presence
 from roll_operator.scheduler.assignment import Worker
-from roll_operator.scheduler.lifecycle import Lease, Ref, Stage, Unit, lease_id, split_lease
+from roll_operator.scheduler.lifecycle import GENERATE, PLACE, RESET, Lease, Stage, Unit
 from roll_operator.scheduler.presence import Greeting, HeldLease
-from roll_operator.scheduler.state import JobState, Out
+from roll_operator.scheduler.state import JobState, Out, Place
 
 log = logging.getLogger(__name__)
 
-VERDICTS = {flow.STORED: Ack.STORED, flow.DUPLICATE: Ack.DUPLICATE, flow.FENCED: Ack.FENCED}
+STAGES: dict[str, str] = {stage: stage for stage in Stage}
 CAUSES = {
     Failure.INFRASTRUCTURE: "infrastructure",
     Failure.TIMEOUT: "timeout",
@@ -57,7 +60,7 @@ def greeting_of(hello: Hello) -> Greeting:
             HeldLease(
                 h.unit.group,
                 h.unit.index,
-                lease_id(h.lease.term, h.lease.number),
+                lease_number(h.lease),
                 h.stage,
                 h.turn,
                 h.resident,
@@ -77,17 +80,15 @@ def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> 
     presence.seen(state, worker, now)
     match message.WhichOneof("message"):
         case "results":
-            for item in message.results.items:
-                _result(state, worker, item, now)
+            _results(state, worker, message.results, now)
         case "failures":
             for failure in message.failures.items:
-                lease = failure.lease
                 flow.failure(
                     state,
                     worker,
                     group=failure.unit.group,
                     index=failure.unit.index,
-                    lease=lease_id(lease.term, lease.number),
+                    lease=lease_number(failure.lease),
                     cause=CAUSES.get(failure.kind, "infrastructure"),
                     message=failure.message,
                     now=now,
@@ -97,7 +98,7 @@ def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> 
                 flow.progress(
                     state,
                     worker,
-                    lease=lease_id(part.lease.term, part.lease.number),
+                    lease=lease_number(part.lease),
                     tokens=part.tokens,
                     now=now,
                     partial=part.partial,
@@ -121,40 +122,47 @@ def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> 
             )
 
 
-def _result(state: JobState, worker: Worker, item: Result, now: float) -> None:
-    unit, lease, tokens = item.unit, item.lease, item.tokens
-    oldest = newest = lineage = None
-    if tokens and item.HasField("oldest") and item.HasField("newest"):
-        sampled = item.oldest
-        oldest, newest, lineage = sampled.number, item.newest.number, sampled.lineage
-    flow.result(
+def _results(state: JobState, worker: Worker, results: Results, now: float) -> None:
+    count = len(results.leases)
+    stage = STAGES.get(results.stage, results.stage)
+    flow.results(
         state,
         worker,
-        group=unit.group,
-        index=unit.index,
-        lease=lease_id(lease.term, lease.number),
-        stage=item.stage,
-        turn=item.turn,
-        payload=item.payload,
-        now=now,
-        tokens=tokens,
-        oldest=oldest,
-        newest=newest,
-        lineage=lineage,
-        reward=item.reward if item.has_reward else None,
-        done=item.done,
-        resident=item.resident,
-        base=item.base_tokens,
+        stage,
+        list(
+            zip(
+                results.groups,
+                column(results.indices, count, 0),
+                results.leases,
+                column(results.turns, count, 0),
+                views(results.payloads, results.sizes),
+                column(results.tokens, count, 0),
+                _some(results.oldest, results.lineages, count),
+                _some(results.newest, results.lineages, count),
+                _some(results.lineages, results.lineages, count),
+                _some(results.rewards, results.has_reward, count),
+                column(results.done, count, False),
+                column(results.resident, count, False),
+                column(results.base_tokens, count, 0),
+                strict=True,
+            )
+        ),
+        now,
     )
 
 
-def refs_of(unit: Unit) -> list[Ref]:
-    """Where the pieces of its trajectory lie: what the group shares, then the unit's own parts."""
-    refs = [part.ref for part in unit.parts]
+def _some(values: Sequence[Any], there: Sequence[int], count: int) -> Iterable[Any]:
+    """What a column says where it says something."""
+    if not there:
+        return repeat(None, count)
+    return [v if t else None for v, t in zip(column(values, count, 0), there, strict=True)]
+
+
+def places_of(unit: Unit) -> list[Place]:
+    """Where the pieces of its trajectory lie: what the group shares, then the unit's own."""
     lead = unit.group.lead
-    if lead is not None and lead is not unit:
-        refs[:0] = [part.ref for part in lead.parts]
-    return refs
+    rows = unit.rows if lead is None or lead is unit else lead.rows + unit.rows
+    return [row[PLACE] for row in rows]
 
 
 def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, bytes]]:
@@ -162,7 +170,7 @@ def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, bytes]]:
     for worker, message in _before_tasks(state, out):
         yield worker, message.SerializeToString()
     for worker, leases in out.assign.items():
-        for assign in packing.assigns(_tasks(state, leases)):
+        for assign in _tasks(state, leases):
             yield worker, assign
     for worker, call in out.answers:
         answer = Answer(id=call, error="calls are not served yet")
@@ -183,14 +191,15 @@ def _before_tasks(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
                     trainer_term=state.trainer.term,
                     ledger=state.ledger,
                     lineage=state.lineage,
-                    fenced=[_lease(x) for x in fenced],
+                    fenced=[lease_of(x) for x in fenced],
                     evicted=[WireUnit(group=g, index=i) for g, i in evicted],
                 )
             ),
         )
     for worker, acks in out.acks.items():
         for first in range(0, len(acks), 1000):
-            yield worker, _ack(acks[first : first + 1000])
+            leases, verdicts = zip(*acks[first : first + 1000], strict=True)
+            yield worker, ToWorker(ack=Ack(leases=leases, verdicts=verdicts))
     for worker, publication in out.policies.items():
         version = PolicyVersion(lineage=publication.lineage, number=publication.number)
         yield (
@@ -208,52 +217,47 @@ def _before_tasks(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
             worker,
             ToWorker(
                 cancel=Cancel(
-                    leases=[_lease(x) for x in out.cancels.get(worker, ())],
+                    leases=[lease_of(x) for x in out.cancels.get(worker, ())],
                     episodes=[WireUnit(group=g, index=i) for g, i in out.evict.get(worker, ())],
                 )
             ),
         )
 
 
-def _ack(acks: Iterable[tuple[int, int]]) -> ToWorker:
-    message = ToWorker()
-    leases, verdicts = message.ack.leases, message.ack.verdicts
-    for lease, verdict in acks:
-        term, number = split_lease(lease)
-        leases.add(term=term, number=number)
-        verdicts.append(VERDICTS[verdict])
-    return message
+def _tasks(state: JobState, leases: Iterable[Lease]) -> Iterator[bytes]:
+    """Assigns, in the order of the leases that were not revoked meanwhile."""
+    held = [lease for lease in leases if lease.unit.lease is lease]
+    for stage, together in groupby(held, key=attrgetter("stage")):
+        of_stage = list(together)
+        places = [[] if stage == RESET else places_of(lease.unit) for lease in of_stage]
+        sizes = [sum([length for _, _, length in of_unit]) for of_unit in places]
+        for first, last in packing.chunks(sizes):
+            yield _assign(state, stage, of_stage[first:last], sizes[first:last], places[first:last])
 
 
-def _tasks(state: JobState, leases: Iterable[Lease]) -> Iterator[packing.Item]:
-    # One message object serves for all: every field but the last is set anew for each task.
-    task = Task(no_progress_ms=int(state.settings.no_progress * 1000))
-    wire_unit, wire_lease = task.unit, task.lease
+def _assign(
+    state: JobState, stage: str, leases: list[Lease], sizes: list[int], places: list[list[Place]]
+) -> bytes:
+    units = [lease.unit for lease in leases]
+    groups = [unit.group for unit in units]
+    assign = Assign(
+        stage=stage,
+        groups=[group.id for group in groups],
+        indices=[unit.index for unit in units],
+        leases=[lease.id for lease in leases],
+        turns=unless_zero([lease.turn for lease in leases]),
+        attempts=[unit.failures + 1 for unit in units],
+        positions=[group.position for group in groups],
+        validation=unless_zero([group.validation is not None for group in groups]),
+        kept_tokens=unless_zero([unit.kept for unit in units]),
+        no_progress_ms=int(state.settings.no_progress * 1000),
+        sizes=sizes,
+    )
+    if stage == GENERATE:
+        assign.min_versions.extend([state.min_version(group) for group in groups])
+        assign.seeds.extend([state.sampling_seed(unit) for unit in units])
+    else:
+        assign.seeds.extend([state.env_seed(group) for group in groups])
     read = state.store.read
-    for lease in leases:
-        unit = lease.unit
-        if unit.lease is not lease:
-            continue  # revoked before it was sent
-        group = unit.group
-        stage = lease.stage
-        wire_unit.group, wire_unit.index = group.id, unit.index
-        wire_lease.term, wire_lease.number = split_lease(lease.id)
-        task.stage = stage
-        task.turn = lease.turn
-        task.attempt = unit.failures + 1
-        if stage == Stage.GENERATE:
-            task.min_version = state.min_version(group)
-            task.seed = state.sampling_seed(unit)
-        else:
-            task.min_version = 0
-            task.seed = state.env_seed(group)
-        task.position = group.position
-        task.validation = group.validation is not None
-        task.kept_tokens = unit.kept
-        refs = [] if stage == Stage.RESET else refs_of(unit)
-        yield task.SerializeToString(), [read(ref) for ref in refs]
-
-
-def _lease(lease: int) -> LeaseId:
-    term, number = split_lease(lease)
-    return LeaseId(term=term, number=number)
+    payloads = [read(*place) for of_unit in places for place in of_unit]
+    return packing.assign(assign, payloads)

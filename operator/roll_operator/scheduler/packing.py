@@ -1,17 +1,18 @@
 """Messages that carry payloads, put together from bytes.
 
-A payload goes from the store to the socket by one copy: protobuf serialises the small fields of an item,
-and the payload is set behind them as one more field (fields may stand in any order; one of bytes is its
-tag, its length and its content). Message objects would copy it once for every level of nesting.
+A payload goes from the store to the socket by one copy: protobuf serialises the columns, and the payloads
+are set behind them as one more field (a field of bytes is its tag, its length and its content). A message
+object would copy them once for every level of nesting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 
-from roll_wire.session_pb2 import Assign, Task, ToWorker
-from roll_wire.trainer_pb2 import ShardChunk, ShardSample
+from roll_wire.session_pb2 import Assign, ToWorker
+from roll_wire.trainer_pb2 import ShardChunk
+
+from roll_operator.scheduler.state import Payload
 
 MAX_ITEMS = 64
 MAX_BYTES = 1 << 20
@@ -23,50 +24,44 @@ def _tag(number: int) -> bytes:
 
 
 ASSIGN = _tag(ToWorker.ASSIGN_FIELD_NUMBER)
-TASK, TASK_PAYLOAD = _tag(Assign.ITEMS_FIELD_NUMBER), _tag(Task.PAYLOAD_FIELD_NUMBER)
-SAMPLE, SAMPLE_PAYLOAD = (
-    _tag(ShardChunk.SAMPLES_FIELD_NUMBER),
-    _tag(ShardSample.PAYLOAD_FIELD_NUMBER),
-)
-
-Item = tuple[bytes, list[bytes]]  # its small fields, serialised, and the pieces of its payload
+ASSIGN_PAYLOADS = _tag(Assign.PAYLOADS_FIELD_NUMBER)
+CHUNK_PAYLOADS = _tag(ShardChunk.PAYLOADS_FIELD_NUMBER)
 
 
-def assigns(tasks: Iterable[Item]) -> Iterator[bytes]:
-    """Serialised ToWorker messages."""
-    for pieces, size in _chunks(tasks, TASK, TASK_PAYLOAD):
-        yield b"".join([ASSIGN, _varint(size), *pieces])
+def chunks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Which items go into one message each, from the first up to (not including) the last."""
+    first = total = 0
+    for i, size in enumerate(sizes):
+        total += size
+        if i + 1 - first >= MAX_ITEMS or total >= MAX_BYTES:
+            yield first, i + 1
+            first, total = i + 1, 0
+    if first < len(sizes):
+        yield first, len(sizes)
 
 
-def shard_chunks(samples: Iterable[Item]) -> Iterator[bytes]:
-    """Serialised ShardChunk messages."""
-    for pieces, _ in _chunks(samples, SAMPLE, SAMPLE_PAYLOAD):
-        yield b"".join(pieces)
+def assign(columns: Assign, payloads: Sequence[Payload]) -> bytes:
+    """A serialised ToWorker."""
+    pieces = _with_payloads(
+        columns.SerializeToString(), ASSIGN_PAYLOADS, sum(columns.sizes), payloads
+    )
+    size = sum(map(len, pieces))
+    return b"".join([ASSIGN, _varint(size), *pieces])
 
 
-def _chunks(
-    items: Iterable[Item], item_tag: bytes, payload_tag: bytes
-) -> Iterator[tuple[list[bytes], int]]:
-    """The pieces of up to 64 items and about 1 MB, and how many bytes they are."""
-    pieces: list[bytes] = []
-    size = count = 0
-    for head, payload in items:
-        length = sum(map(len, payload))
-        before = payload_tag + _varint(length) if length else b""
-        whole = len(head) + len(before) + length
-        start = item_tag + _varint(whole) + head + before
-        pieces.append(start)
-        pieces += payload
-        size += len(start) + length
-        count += 1
-        if count >= MAX_ITEMS or size >= MAX_BYTES:
-            yield pieces, size
-            pieces, size, count = [], 0, 0
-    if pieces:
-        yield pieces, size
+def shard_chunk(columns: ShardChunk, payloads: Sequence[Payload]) -> bytes:
+    """A serialised ShardChunk."""
+    return b"".join(
+        _with_payloads(columns.SerializeToString(), CHUNK_PAYLOADS, sum(columns.sizes), payloads)
+    )
 
 
-@lru_cache(8192)
+def _with_payloads(
+    columns: bytes, tag: bytes, size: int, payloads: Sequence[Payload]
+) -> list[Payload]:
+    return [columns, tag, _varint(size), *payloads]
+
+
 def _varint(number: int) -> bytes:
     """Seven bits a byte, the low ones first; the high bit says that more follow."""
     encoded = bytearray()

@@ -2,8 +2,9 @@
 
 Invariant: nothing leaves before what caused it is on disk. Every event changes the state in memory and
 wakes the pump; the pump takes what must be written and sent, commits it in the writer thread, and only
-then delivers. It commits as soon as the previous commit ended, so a busy scheduler commits in larger
-groups by itself, without a timer.
+then delivers. After a commit it lets events gather for as long as the commit took, at most MAX_PAUSE: a busy
+scheduler commits in larger groups, and no acknowledgement waits much longer than the disk makes it wait
+anyway. Who asks for durability by name (a trainer's call) is not made to wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any
 
 import grpc
@@ -31,15 +33,16 @@ from roll_wire.session_pb2 import FromWorker, ToWorker
 from roll_operator.scheduler import batching, core, packing, presence, recovery, report, training
 from roll_operator.scheduler.guard import Guard
 from roll_operator.scheduler.ledger import SqliteLedger
-from roll_operator.scheduler.lifecycle import Group, Ref, Unit
-from roll_operator.scheduler.messages import greeting_of, handle, outgoing, refs_of
+from roll_operator.scheduler.lifecycle import Group, Unit
+from roll_operator.scheduler.messages import greeting_of, handle, outgoing, places_of
 from roll_operator.scheduler.roster import Outdated
-from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
+from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Place, Publication
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 LONG_POLL_SECONDS = 20.0
+MAX_PAUSE = 0.010
 
 SessionContext = grpc.aio.ServicerContext[FromWorker, Any]  # it writes serialised ToWorkers
 
@@ -54,21 +57,21 @@ class Hub:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._streams: dict[str, asyncio.Queue[bytes | None]] = {}
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """The pump. Ends only with an exception: a ledger that cannot be written."""
         loop = asyncio.get_running_loop()
-        next_tick = 0.0
+        next_tick = rested = 0.0
         seen = self._position()
         while True:
-            try:
-                async with asyncio.timeout(TICK_SECONDS):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await _at_most(TICK_SECONDS, self._wake)
+            if (pause := rested - loop.time()) > 0:
+                await _at_most(pause, self._hurry)
             self._wake.clear()
+            self._hurry.clear()
             now = time.time()
             if now >= next_tick:
                 core.tick(self.state, now)
@@ -79,7 +82,10 @@ class Hub:
             turn, self._turn = self._turn, loop.create_future()
             if writes:
                 payloads = self.ledger.store.take()
+                began = loop.time()
                 await loop.run_in_executor(self._writer, self.ledger.commit, writes, payloads)
+                ended = loop.time()
+                rested = ended + min(ended - began, MAX_PAUSE)
                 self.ledger.store.done()
             turn.set_result(None)
             if (position := self._position()) != seen:
@@ -102,12 +108,14 @@ class Hub:
     async def durable(self) -> None:
         """Returns when everything that has happened so far is on disk."""
         turn = self._turn
+        self._hurry.set()
         self.wake()
         await asyncio.shield(turn)
 
     async def next_batch(self, seconds: float) -> None:
         """Returns when a batch was recorded, or there will be none, or time is up."""
         recorded = self._recorded
+        self._hurry.set()
         self.wake()
         await asyncio.wait([recorded], timeout=seconds)
 
@@ -176,6 +184,14 @@ class SessionService(session_pb2_grpc.SessionServicer):
                     log.info("%s is disconnected", worker.pod)
                     presence.disconnected(state, worker, time.time())
                     self._hub.wake()
+
+
+async def _at_most(seconds: float, event: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 async def _send(context: SessionContext, queue: asyncio.Queue[bytes | None]) -> None:
@@ -301,29 +317,31 @@ def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable
     What is sent is settled at once, before the trainer can report the step; only payloads are read later.
     """
     members: list[Group] = batch.groups or ledger.groups_of(batch)
-    units: list[Unit] = []
-    rewards: list[list[float]] = []
-    for group in members:
-        kept = group.kept
-        units += kept
-        rewards += [[u.reward or 0.0 for u in kept]] * len(kept)
-    # One message object serves for all: every field is set anew, those of a group when it changes.
-    sample = trainer_pb2.ShardSample()
-    wire_unit, of_group = sample.unit, None
-    settled: list[tuple[bytes, list[Ref]]] = []
-    for place in batching.share([u.tokens for u in units], rank, world):
-        unit = units[place]
-        if of_group is not unit.group:
-            of_group = unit.group
-            wire_unit.group = of_group.id
-            sample.group_size = len(rewards[place])
-            sample.group_rewards[:] = rewards[place]
-        wire_unit.index = unit.index
-        sample.reward = unit.reward or 0.0
-        sample.position = place
-        settled.append((sample.SerializeToString(), refs_of(unit)))
+    rewards = {group.id: [u.reward or 0.0 for u in group.kept] for group in members}
+    units: list[Unit] = [unit for group in members for unit in group.kept]
+    places = batching.share([u.tokens for u in units], rank, world)
+    mine = [units[place] for place in places]
+    groups = [unit.group.id for unit in mine]
+    pieces = [places_of(unit) for unit in mine]
+    sizes = [sum([length for _, _, length in of_unit]) for of_unit in pieces]
+    settled: list[tuple[trainer_pb2.ShardChunk, list[list[Place]]]] = []
+    for first, last in packing.chunks(sizes):
+        runs = [rewards[group] for group, _ in groupby(groups[first:last])]
+        chunk = trainer_pb2.ShardChunk(
+            groups=groups[first:last],
+            indices=[unit.index for unit in mine[first:last]],
+            positions=places[first:last],
+            rewards=[unit.reward or 0.0 for unit in mine[first:last]],
+            group_sizes=[len(run) for run in runs],
+            group_rewards=[reward for run in runs for reward in run],
+            sizes=sizes[first:last],
+        )
+        settled.append((chunk, pieces[first:last]))
     read = ledger.store.read
-    return packing.shard_chunks((head, [read(ref) for ref in refs]) for head, refs in settled)
+    return (
+        packing.shard_chunk(chunk, [read(*piece) for of_unit in of for piece in of_unit])
+        for chunk, of in settled
+    )
 
 
 class ControlService(control_pb2_grpc.ControlServicer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll_operator.scheduler.lifecycle import Stage
+from roll_operator.scheduler.lifecycle import GENERATE, RESET, SCORE, STEP, Stage
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,17 +25,17 @@ class StageGraph:
         return not self.interactive
 
     def first(self) -> Stage:
-        return Stage.RESET
+        return RESET
 
     def after(self, stage: str, *, done: bool) -> Stage | None:
         """The stage that follows, or None when the sample is scored."""
-        if stage == Stage.RESET:
-            return self._end() if done else Stage.GENERATE
-        if stage == Stage.GENERATE:
-            return Stage.STEP if self.interactive else self._end()
-        if stage == Stage.STEP:
-            return self._end() if done else Stage.GENERATE
+        if stage == RESET:
+            return self._end() if done else GENERATE
+        if stage == GENERATE:
+            return STEP if self.interactive else self._end()
+        if stage == STEP:
+            return self._end() if done else GENERATE
         return None
 
     def _end(self) -> Stage | None:
-        return Stage.SCORE if self.scored else None
+        return SCORE if self.scored else None

@@ -20,21 +20,23 @@ from roll_operator.scheduler.lifecycle import (
     Cause,
     Group,
     Lease,
-    Part,
-    Ref,
+    Row,
     Unit,
 )
 from roll_operator.scheduler.roster import Roster
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 
+Payload = bytes | memoryview
+Place = tuple[int, int, int]  # segment, start, length
+
 
 class PayloadStore(Protocol):
     """Where payloads lie. `append` only buffers: the bytes are durable with the next commit."""
 
-    def append(self, payload: bytes) -> Ref: ...
+    def append(self, payload: Payload) -> Place: ...
 
-    def read(self, ref: Ref) -> bytes: ...
+    def read(self, segment: int, start: int, length: int) -> Payload: ...
 
 
 class Archive(Protocol):
@@ -120,7 +122,7 @@ class Writes:
 
     groups: list[tuple[object, ...]] = field(default_factory=list)
     units: list[tuple[object, ...]] = field(default_factory=list)
-    parts: list[tuple[object, ...]] = field(default_factory=list)
+    parts: list[Row] = field(default_factory=list)
     failures: list[tuple[object, ...]] = field(default_factory=list)
     batches: list[tuple[object, ...]] = field(default_factory=list)
     checkpoints: list[tuple[object, ...]] = field(default_factory=list)
@@ -281,34 +283,6 @@ class JobState:
             acks = self.out.acks[worker] = []
         acks.append((lease, verdict))
 
-    def record_part(self, unit: Unit, part: Part) -> None:
-        unit.parts.append(part)
-        self.counters["parts"] += 1
-        ref = part.ref
-        self.writes.parts.append(
-            (
-                unit.group.id,
-                unit.index,
-                part.life,
-                len(unit.parts) - 1,
-                part.stage,
-                part.turn,
-                part.partial,
-                ref.segment,
-                ref.offset,
-                ref.length,
-                ref.checksum,
-                part.tokens,
-                part.oldest,
-                part.newest,
-                part.reward,
-                part.worker,
-                part.lease,
-                part.at,
-                part.done,
-            )
-        )
-
     def record_batch(self, batch: Batch) -> None:
         self.writes.batches.append(
             (
@@ -339,6 +313,8 @@ class JobState:
         """Everything to be written now, and everything to be sent once it is."""
         writes, self.writes = self.writes, Writes()
         out, self.out = self.out, Out()
+        if writes.parts:
+            self.counters["parts"] += len(writes.parts)
         for group in self.dirty_groups.values():
             writes.groups.append(
                 (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from roll_operator.scheduler import flow, presence
 from roll_operator.scheduler.lifecycle import GroupState, SampleState, Stage
 from roll_operator.scheduler.stages import StageGraph
-from support.scheduler_world import MakeWorld, SimWorker, World
+from support.scheduler_dump import dump
+from support.scheduler_world import Held, MakeWorld, SimWorker, World
 
 EPISODES = StageGraph(interactive=True, scored=False)
 
@@ -210,13 +212,19 @@ def test_tokens_that_are_told_again_are_no_progress(world: MakeWorld) -> None:
 # What a worker's word is worth.
 
 
-def result(job: World, worker: SimWorker, task: object, **changed: object) -> int:
-    said: dict[str, object] = {
-        "group": task.group, "index": task.index, "lease": task.lease, "stage": task.stage,
-        "turn": task.turn, "payload": b"x", "now": job.now, "tokens": 2, "oldest": 0, "newest": 0,
-        "lineage": 1,
-    }  # fmt: skip
-    return flow.result(job.state, job.state.workers[worker.id], **(said | changed))
+def outcome(task: Held, **changed: Any) -> flow.Outcome:
+    said = flow.Outcome(
+        task.group, task.index, task.lease, task.turn, b"x", tokens=2, oldest=0, newest=0, lineage=1
+    )
+    return said._replace(**changed)
+
+
+def result(job: World, worker: SimWorker, task: Held, **changed: Any) -> int:
+    stage = str(changed.pop("stage", task.stage))
+    flow.results(
+        job.state, job.state.workers[worker.id], stage, [outcome(task, **changed)], job.now
+    )
+    return job.state.out.acks[worker.id][-1][1]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +232,7 @@ def result(job: World, worker: SimWorker, task: object, **changed: object) -> in
     [
         ({}, None),
         ({"lease": 1 << 40 | 999}, 0),
-        ({"index": 7}, 0),
+        ({"idx": 7}, 0),
         ({"group": 99}, 0),
         ({"turn": 1}, 0),
         ({"stage": "score"}, 0),
@@ -249,6 +257,55 @@ def test_a_result_is_stored_only_on_its_own_lease(
     else:
         assert verdict == flow.FENCED
         assert unit.parts == [] and unit.failures == failures
+
+
+def test_one_bad_result_in_a_message_does_not_touch_the_others(world: MakeWorld) -> None:
+    """Of two equal jobs one gets a message at a time, the other a message for each of its results."""
+    told: list[tuple[object, object]] = []
+    for together in (True, False):
+        job = world(groups_per_step=2, group_size=4)
+        job.finish_all(Stage.RESET)
+        (engine,) = engines(job)
+        said = [outcome(task) for _, task in job.tasks(Stage.GENERATE)]
+        said[2] = said[2]._replace(lineage=7)
+        said[3] = said[1]
+        said[5] = said[5]._replace(lease=1 << 40 | 999)
+        known = job.state.workers[engine.id]
+        for message in [said] if together else [[one] for one in said]:
+            flow.results(job.state, known, Stage.GENERATE, message, job.now)
+        verdicts = [verdict for _, verdict in job.state.out.acks[engine.id]]
+        job.flush()
+        told.append((verdicts, dump(job.state)))
+    stored, fenced = flow.STORED, flow.FENCED
+    assert told[0][0] == [stored, stored, fenced, flow.DUPLICATE, stored, fenced, stored, stored]
+    assert told[0] == told[1]
+
+
+def test_a_message_of_good_results_is_stored_as_each_of_them_would_be(world: MakeWorld) -> None:
+    told = []
+    for together in (True, False):
+        job = world(groups_per_step=2, group_size=4)
+        job.finish_all(Stage.RESET)
+        for stage in (Stage.GENERATE, Stage.SCORE):
+            worker = job.tasks(stage)[0][0]
+            said = [
+                outcome(task, reward=0.5)
+                if stage == Stage.GENERATE
+                else flow.Outcome(task.group, task.index, task.lease, 0, b"s", reward=0.5)
+                for _, task in job.tasks(stage)
+            ]
+            known = job.state.workers[worker.id]
+            if together:
+                flow.results(job.state, known, stage, said, job.now)
+            else:
+                for group, index, lease, turn, payload, *rest in said:
+                    flow.result(
+                        job.state, known, group, index, lease, stage, turn, payload, job.now, *rest
+                    )
+            job.flush()
+        assert known.load == len(known.leases) == 0
+        told.append(dump(job.state))
+    assert told[0] == told[1]
 
 
 def test_tokens_older_than_the_step_allows_are_refused(world: MakeWorld) -> None:

@@ -124,9 +124,9 @@ def test_payloads_of_a_commit_that_never_came_are_written_over(world: MakeWorld)
     job.crash_scheduler()
     assert dump(job.state) == before
     first = job.state.store.append(b"after the crash")
-    assert (first.segment, first.offset) == next(iter(orphans))
+    assert first[:2] == (orphans[0].segment, orphans[0].start)
     job.ledger.store.write(job.ledger.store.take())
-    assert SegmentStore(job.folder / "segments").read(first) == b"after the crash"
+    assert SegmentStore(job.folder / "segments").read(*first) == b"after the crash"
 
 
 def test_a_segment_that_no_row_refers_to_is_removed_at_the_next_start(tmp_path: Path) -> None:
@@ -135,9 +135,10 @@ def test_a_segment_that_no_row_refers_to_is_removed_at_the_next_start(tmp_path: 
     store.write(store.take())
     store.close()
     again = SegmentStore(tmp_path, segment_bytes=100)
-    again.resume(refs[1].segment, refs[1].offset + refs[1].length)
+    segment, start, length = refs[1]
+    again.resume(segment, start + length)
     assert again.segments() == {1, 2}
-    assert again.append(b"x" * 60).segment == 3
+    assert again.append(b"x" * 60)[0] == 3
     again.close()
 
 
@@ -152,7 +153,7 @@ def test_a_failed_transaction_leaves_no_row(world: MakeWorld) -> None:
     writes, _ = job.state.take()
     writes.groups.append((None,) * 13)  # NOT NULL
     with pytest.raises(sqlite3.IntegrityError):
-        job.ledger.commit(writes, {})
+        job.ledger.commit(writes, [])
     assert list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key")) == committed
 
 
@@ -168,13 +169,13 @@ def test_segments_rotate_and_read_back(tmp_path: Path) -> None:
         if n % 7 == 0:
             store.write(store.take())
             store.done()
-    assert [store.read(ref) for ref in refs] == payloads, "also what is not written yet"
+    assert [store.read(*ref) for ref in refs] == payloads, "also what is not written yet"
     store.write(store.take())
     store.done()
     store.close()
     fresh = SegmentStore(tmp_path, segment_bytes=1000)
-    assert [fresh.read(ref) for ref in refs] == payloads
-    assert len(fresh.segments()) == refs[-1].segment > 5
+    assert [fresh.read(*ref) for ref in refs] == payloads
+    assert len(fresh.segments()) == refs[-1][0] > 5
     fresh.close()
 
 
@@ -182,10 +183,10 @@ def test_an_empty_payload_is_not_its_neighbours(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path)
     empty = store.append(b"")
     full = store.append(b"full")
-    assert (store.read(empty), store.read(full)) == (b"", b"full")
+    assert (store.read(*empty), store.read(*full)) == (b"", b"full")
     store.write(store.take())
     store.done()
-    assert (store.read(empty), store.read(full)) == (b"", b"full")
+    assert (store.read(*empty), store.read(*full)) == (b"", b"full")
     store.close()
 
 
@@ -196,7 +197,7 @@ def test_reading_never_makes_a_file(tmp_path: Path) -> None:
     store.close()
     (tmp_path / "00000001.seg").unlink()
     with pytest.raises(FileNotFoundError):
-        SegmentStore(tmp_path).read(ref)
+        SegmentStore(tmp_path).read(*ref)
     assert list(tmp_path.iterdir()) == []
 
 

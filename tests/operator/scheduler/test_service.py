@@ -21,6 +21,7 @@ from roll_operator.scheduler.presence import Greeting
 from roll_operator.scheduler.service import Hub
 from roll_operator.scheduler.settings import Settings
 from roll_wire import control_pb2, session_pb2_grpc, trainer_pb2
+from roll_wire.columns import pack_results, unpack_samples
 from roll_wire.session_pb2 import (
     Ack,
     Call,
@@ -30,7 +31,6 @@ from roll_wire.session_pb2 import (
     FromWorker,
     Held,
     Ping,
-    Results,
     Unit,
 )
 from support.scheduler_process import JOB_UID, SECONDS, Job, Peer, Scheduler, job_document
@@ -70,7 +70,7 @@ def test_a_whole_step_over_the_wire(scheduler: Scheduler) -> None:
     batch = job.acquire(1)
     assert (batch.step, batch.groups, batch.samples, batch.finished) == (1, 2, 4, False)
     (chunk,) = job.fetch(1)
-    for sample in chunk.samples:
+    for sample in unpack_samples(chunk):
         own = f"{sample.unit.group}.{sample.unit.index};"
         group = f"reset-{sample.unit.group}.-1;"
         assert sample.payload.decode() == f"{group}generate-{own}score-{own}"
@@ -95,7 +95,9 @@ def test_an_acknowledged_result_survives_kill_9(scheduler: Scheduler) -> None:
     for task in tasks:
         lead = state.groups[task.unit.group].lead
         assert lead is not None and len(lead.parts) == 1
-        assert state.store.read(lead.parts[0].ref) == f"reset-{task.unit.group}.-1;".encode()
+        part = lead.parts[0]
+        payload = state.store.read(part.segment, part.start, part.length)
+        assert payload == f"reset-{task.unit.group}.-1;".encode()
     ledger.close()
     assert verify(scheduler).problems == []
 
@@ -154,12 +156,12 @@ def test_many_items_fit_in_one_message(scheduler: Scheduler) -> None:
     payload = b"p" * 20_000
     for first in range(0, 16, 8):
         items = [job.environment.result(t, payload) for t in resets[first : first + 8]]
-        job.environment.send(results=Results(items=items))
+        job.environment.send(results=pack_results(items))
     assert job.environment.verdicts(16) == [Ack.STORED] * 16
     messages = []
-    while sum(len(m.items) for m in messages) < 64:
+    while sum(len(m.leases) for m in messages) < 64:
         messages.append(job.engine.expect("assign"))
-    assert all(len(m.items) <= 64 and m.ByteSize() < 1.2e6 for m in messages)
+    assert all(len(m.leases) <= 64 and m.ByteSize() < 1.2e6 for m in messages)
     assert len(messages) >= 2, "64 trajectories of 20 kB are more than 1 MB"
 
 
@@ -350,14 +352,14 @@ def test_two_ranks_are_welcomed_together_and_share_a_batch(scheduler: Scheduler)
     while done < 40:
         resets = job.environment.assigned()
         job.environment.send(
-            results=Results(items=[job.environment.result(t, payload) for t in resets])
+            results=pack_results([job.environment.result(t, payload) for t in resets])
         )
         job.environment.verdicts(len(resets))
         done += len(resets)
         tasks = job.engine.assigned(4 * len(resets))
         for at in range(0, len(tasks), 32):
             items = [job.engine.result(t, payload) for t in tasks[at : at + 32]]
-            job.engine.send(results=Results(items=items))
+            job.engine.send(results=pack_results(items))
         job.engine.verdicts(len(tasks))
         scores = job.reward.assigned(4 * len(resets))
         for at in range(0, len(scores), 32):
@@ -365,11 +367,11 @@ def test_two_ranks_are_welcomed_together_and_share_a_batch(scheduler: Scheduler)
     assert job.acquire(1).samples == 160
     shares = [job.fetch(1, rank, 2) for rank in (0, 1)]
     for share in shares:
-        assert len(share) > 1 and all(len(c.samples) <= 64 for c in share)
+        assert len(share) > 1 and all(len(c.groups) <= 64 for c in share)
         assert all(chunk.ByteSize() < 1.2e6 for chunk in share)
-    places = [s.position for share in shares for chunk in share for s in chunk.samples]
+    places = [s.position for share in shares for chunk in share for s in unpack_samples(chunk)]
     assert sorted(places) == list(range(160))
-    assert [sum(len(c.samples) for c in share) for share in shares] == [80, 80]
+    assert [sum(len(c.groups) for c in share) for share in shares] == [80, 80]
 
 
 def test_a_batch_is_the_same_after_kill_9(scheduler: Scheduler) -> None:

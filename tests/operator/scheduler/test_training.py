@@ -8,6 +8,7 @@ from roll_operator.scheduler.lifecycle import BatchState, GroupState
 from roll_operator.scheduler.presence import Greeting
 from roll_operator.scheduler.service import shard
 from roll_operator.scheduler.state import Batch, CheckpointRow, Publication
+from roll_wire.columns import unpack_samples
 from roll_wire.trainer_pb2 import ShardChunk
 from support.scheduler_world import MakeWorld, World
 
@@ -37,7 +38,7 @@ def served(job: World, step: int, world: int = 1) -> list[list[tuple[int, int, b
         [
             (s.unit.group, s.unit.index, s.payload, s.reward)
             for chunk in shard(job.ledger, batch, r, world)
-            for s in ShardChunk.FromString(chunk).samples
+            for s in unpack_samples(ShardChunk.FromString(chunk))
         ]
         for r in range(world)
     ]

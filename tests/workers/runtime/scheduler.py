@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 from roll_wire import credentials, session_pb2, session_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
+from roll_wire.columns import lease_number, pack_tasks, unpack_results
 from roll_wire.session_pb2 import (
     Ack,
-    Assign,
     FromWorker,
     Hello,
     LeaseId,
@@ -26,7 +26,7 @@ from roll_wire.session_pb2 import (
 )
 from roll_workers.runtime.config import WorkerConfig
 
-TIMEOUT = 120.0  # stops a hang; a busy machine is slow
+TIMEOUT = 20.0
 
 
 def run(main: Callable[[], Awaitable[None]], timeout: float = TIMEOUT) -> None:
@@ -106,7 +106,7 @@ class Scheduler(session_pb2_grpc.SessionServicer):
         self.outgoing = asyncio.Queue()
 
     def assign(self, *tasks: Task) -> None:
-        self.outgoing.put_nowait(ToWorker(assign=Assign(items=tasks)))
+        self.outgoing.put_nowait(ToWorker(assign=pack_tasks(tasks)))
 
     def say(self, **message: Any) -> None:
         self.outgoing.put_nowait(ToWorker(**message))
@@ -116,7 +116,7 @@ class Scheduler(session_pb2_grpc.SessionServicer):
             await self.changed.wait_for(condition)
 
     def results(self) -> list[session_pb2.Result]:
-        return [item for message in self.messages for item in message.results.items]
+        return [item for message in self.messages for item in unpack_results(message.results)]
 
     def failures(self) -> list[session_pb2.Failure]:
         return [item for message in self.messages for item in message.failures.items]
@@ -148,7 +148,8 @@ class Scheduler(session_pb2_grpc.SessionServicer):
     async def _read(self, request_iterator: AsyncIterator[FromWorker]) -> None:
         async for message in request_iterator:
             self.messages.append(message)
-            leases = [i.lease for i in (*message.results.items, *message.failures.items)]
+            leases = [*message.results.leases]
+            leases += [lease_number(item.lease) for item in message.failures.items]
             if leases and self.acknowledge is not None:
                 self.say(ack=Ack(leases=leases, verdicts=[self.acknowledge] * len(leases)))
             await self._notify()

@@ -8,6 +8,7 @@ import time
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from roll_wire.columns import unpack_results
 from roll_wire.session_pb2 import (
     Ack,
     Cancel,
@@ -258,7 +259,7 @@ def test_partials_are_sent_again_before_the_result_that_builds_upon_them() -> No
             partials = [i for m in second.messages for i in m.progress.items]
             assert [i.partial for i in partials] == [b"ab", b"c"]
             assert [i.partial_tokens for i in partials] == [2, 1]
-            [result] = second.messages[-1].results.items
+            [result] = unpack_results(second.messages[-1].results)
             assert (result.payload, result.base_tokens) == (b"d", 3)
             await second.kill()
 
@@ -439,8 +440,8 @@ def test_thousands_of_results_share_messages_and_cost_microseconds() -> None:
                 session.result(each, payload, tokens=4, reward=1.0)
             assert (time.process_time() - started) / 2048 < 100e-6
             await scheduler.until(lambda: len(scheduler.results()) == 2048)
-            carrying = [m for m in scheduler.messages if m.results.items]
-            assert all(len(m.results.items) <= 64 for m in carrying)
+            carrying = [m for m in scheduler.messages if m.results.leases]
+            assert all(len(m.results.leases) <= 64 for m in carrying)
             assert len(carrying) < 100
             assert numbers(scheduler.results()) == list(range(2048))
         await scheduler.kill()

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from roll_wire import trainer_pb2, trainer_pb2_grpc
+from roll_wire.columns import pack_samples, unpack_samples
 from roll_wire.session_pb2 import Drain, Refused
 from roll_workers import errors
 from roll_workers.runtime.trainer_session import TrainerSession
@@ -34,11 +35,11 @@ class Batches(trainer_pb2_grpc.TrainerServicer):
         return trainer_pb2.Batch(step=request.step, samples=2)
 
     async def FetchShard(self, request: Any, context: Any) -> AsyncIterator[trainer_pb2.ShardChunk]:
-        yield trainer_pb2.ShardChunk(samples=[trainer_pb2.ShardSample(position=0)])
+        yield pack_samples([trainer_pb2.ShardSample(position=0)])
         if self.breaks:
             self.breaks -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
-        yield trainer_pb2.ShardChunk(samples=[trainer_pb2.ShardSample(position=1)])
+        yield pack_samples([trainer_pb2.ShardSample(position=1)])
 
 
 class Running:
@@ -132,7 +133,7 @@ def test_a_broken_shard_is_fetched_from_the_start(running: Running) -> None:
     with trainer(running) as session:
         chunks = session.calls.FetchShard(trainer_pb2.ShardRequest(step=3, world=2))
     assert running.batches.breaks == 0
-    assert [s.position for chunk in chunks for s in chunk.samples] == [0, 1]
+    assert [s.position for chunk in chunks for s in unpack_samples(chunk)] == [0, 1]
 
 
 def test_an_older_term_is_fenced(running: Running) -> None:

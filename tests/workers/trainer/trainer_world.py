@@ -17,6 +17,7 @@ import numpy as np
 from roll_api import RLJob
 from roll_wire import session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
+from roll_wire.columns import pack_samples
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.trajectory import (
     Trajectory,
@@ -251,7 +252,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
     def FetchShard(self, request: Any, context: Any) -> Any:
         share = self.batch(request.step)[request.trainer.rank :: request.world]
         for start in range(0, len(share), 64):
-            yield trainer_pb2.ShardChunk(samples=share[start : start + 64])
+            yield pack_samples(share[start : start + 64])
 
     def ReportStep(self, request: Any, context: Any) -> Any:
         self.reports.append((request.trainer.term, request.step, dict(request.metrics)))

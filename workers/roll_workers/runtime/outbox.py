@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roll_wire.columns import lease_of, pack_results
 from roll_wire.session_pb2 import (
     Ack,
     Failure,
@@ -25,7 +26,6 @@ from roll_wire.session_pb2 import (
     Progress,
     ProgressItem,
     Result,
-    Results,
     Task,
     Unit,
 )
@@ -97,10 +97,11 @@ class Outbox:
         """Forgets what was answered; returns what was fenced, if anything."""
         fenced = []
         for lease, verdict in zip(ack.leases, ack.verdicts, strict=True):
+            named = lease_of(lease)
             if verdict == Ack.FENCED:
-                fenced.append(lease)
+                fenced.append(named)
             else:
-                self._forget((lease.term, lease.number))
+                self._forget(lease_key(named))
         return self.cancelled(fenced) if fenced else None
 
     # What the role says. Each is False when the lease is no longer this worker's.
@@ -208,7 +209,7 @@ class Outbox:
             key, item = self._queue[0]
             if self.unacknowledged.get(key) is item:
                 if isinstance(item, Result):
-                    if failures:
+                    if failures or (results and results[0].stage != item.stage):
                         break
                     results.append(item)
                     size += len(item.payload)
@@ -218,7 +219,7 @@ class Outbox:
                     failures.append(item)
             self._queue.popleft()
         if results:
-            return FromWorker(results=Results(items=results))
+            return FromWorker(results=pack_results(results))
         if failures:
             return FromWorker(failures=Failures(items=failures))
         return None

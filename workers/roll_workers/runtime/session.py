@@ -21,6 +21,7 @@ from types import TracebackType
 
 import grpc.aio
 from roll_wire import session_pb2
+from roll_wire.columns import unpack_tasks
 from roll_wire.session_pb2 import Failure, FromWorker, Policy, PolicyVersion, Task, ToWorker
 
 from roll_workers.errors import Fenced, Refused, UserError
@@ -314,7 +315,7 @@ class Session:
     def _receive(self, message: ToWorker) -> None:
         match message.WhichOneof("message"):
             case "assign":
-                new = self._outbox.assigned(message.assign.items)
+                new = self._outbox.assigned(unpack_tasks(message.assign))
                 if self.draining:
                     self.release(new)
                 else:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from roll_api import RLJob
 from roll_wire import session_pb2, trainer_pb2
+from roll_wire.columns import unpack_samples
 
 from roll_workers.builtin.models import resolve_model
 from roll_workers.errors import Drained
@@ -140,7 +141,7 @@ class Trainer:
     def train(self, step: int) -> None:
         waited = time.perf_counter()
         request = trainer_pb2.ShardRequest(step=step, world=self.world)
-        samples = [s for chunk in self.calls.FetchShard(request) for s in chunk.samples]
+        samples = [s for chunk in self.calls.FetchShard(request) for s in unpack_samples(chunk)]
         shard = build_shard(samples, self.strategy.vocabulary, self.strategy.context)
         fetched = time.perf_counter()
 

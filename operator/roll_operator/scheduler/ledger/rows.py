@@ -10,8 +10,7 @@ from roll_operator.scheduler.lifecycle import (
     SAMPLE_ENDS,
     Group,
     GroupState,
-    Part,
-    Ref,
+    Row,
     SampleState,
     Stage,
     Unit,
@@ -73,20 +72,10 @@ def _own_story(group: Group | None, row: Sequence[Any]) -> None:
         unit.state = SampleState(state)
 
 
-def _add_part(group: Group | None, row: Sequence[Any]) -> None:
+def _add_part(group: Group | None, row: Row) -> None:
     unit = _unit(group, int(row[1]))
     if unit is not None and row[2] == unit.life:
-        unit.parts.append(part_of(row))
-
-
-def part_of(row: Sequence[Any]) -> Part:
-    (_, _, life, _, stage, turn, partial, segment, start, length, checksum, tokens, oldest, newest,
-     reward, worker, lease, at, done) = row  # fmt: skip
-    return Part(
-        stage=stage, turn=turn, ref=Ref(segment, start, length, checksum), lease=lease, tokens=tokens,
-        oldest=oldest, newest=newest, reward=reward, worker=worker, at=at, partial=bool(partial),
-        life=life, done=bool(done),
-    )  # fmt: skip
+        unit.rows.append(row)
 
 
 def _place(group: Group, graph: StageGraph) -> None:
@@ -94,13 +83,13 @@ def _place(group: Group, graph: StageGraph) -> None:
     spread = None
     if group.lead is not None:
         spread = _walk(group.lead, graph)
-        if group.lead.parts:
+        if group.lead.rows:
             group.lead.state = SampleState.SCORED
     for unit in group.units:
-        if group.lead is not None and group.lead.parts:
+        if group.lead is not None and group.lead.rows:
             unit.stage = spread or Stage.GENERATE
         following = _walk(unit, graph)
-        if following is None and unit.parts and unit.state not in SAMPLE_ENDS:
+        if following is None and unit.rows and unit.state not in SAMPLE_ENDS:
             unit.state = SampleState.SCORED
     group.unfinished = sum(u.state is SampleState.WAITING for u in group.units)
 

@@ -1,7 +1,7 @@
 """Payloads in preallocated segment files: appended, synced once per commit, read where they lie.
 
-Invariant: a Ref that a committed row holds points at bytes that are on disk. What lies behind the last
-committed Ref of the newest segment is garbage of a crash and is written over.
+Invariant: where a committed Part says that its payload lies, it is on disk. What lies behind the last
+committed one of the newest segment is garbage of a crash and is written over.
 
 The newest payloads stay in memory, because most are sent on soon: to the next stage, to the trainer.
 Preallocation keeps `fdatasync` from having to write file metadata each time.
@@ -10,28 +10,36 @@ Preallocation keeps `fdatasync` from having to write file metadata each time.
 from __future__ import annotations
 
 import os
-import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from roll_operator.scheduler.lifecycle import Ref
+from roll_operator.scheduler.state import Payload, Place
 
 SEGMENT_BYTES = 32 << 20
-RECENT_BYTES = 32 << 20  # kept in memory: up to twice as much
+RECENT_BYTES = 32 << 20  # kept in memory: up to twice as much, and what is not yet written
 MAX_RUN = 1000  # buffers of one system call: Linux takes 1,024
 
 
+@dataclass(slots=True)
+class Run:
+    """Payloads that lie end to end."""
+
+    segment: int
+    start: int
+    payloads: list[Payload] = field(default_factory=list)
+
+
 class SegmentStore:
-    """`append`, `read` and `take` belong to one thread, `write` to the thread that commits."""
+    """`append`, `read`, `take` and `done` belong to one thread, `write` to the thread that commits."""
 
     def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
         self._size = segment_bytes
         self._files: dict[int, int] = {}
         self._readers: dict[int, int] = {}
-        self._fresh: dict[tuple[int, int], bytes] = {}
-        self._writing: dict[tuple[int, int], bytes] = {}
-        self._recent: dict[tuple[int, int], bytes] = {}
-        self._older: dict[tuple[int, int], bytes] = {}
+        self._runs: list[Run] = []  # not yet written
+        self._recent: dict[tuple[int, int], Payload] = {}
+        self._older: dict[tuple[int, int], Payload] = {}
         self._recent_bytes = 0
         self._segment = 0
         self._offset = 0
@@ -47,64 +55,60 @@ class SegmentStore:
             if int(stale.stem) > segment:
                 stale.unlink()
 
-    def append(self, payload: bytes) -> Ref:
+    def append(self, payload: Payload) -> Place:
         length = len(payload)
-        if self._offset + length > self._room:
+        start = self._offset
+        if start + length > self._room:
             self._segment += 1
-            self._offset = 0
+            start = 0
             self._room = max(self._size, length)
-        key = self._segment, self._offset
-        self._fresh[key] = self._recent[key] = payload
-        self._offset += length
+            self._runs.append(Run(self._segment, 0))
+        elif not self._runs:
+            self._runs.append(Run(self._segment, start))
+        segment = self._segment
+        self._runs[-1].payloads.append(payload)
+        self._recent[segment, start] = payload
+        self._offset = start + length
         self._recent_bytes += length
-        if self._recent_bytes > RECENT_BYTES:
-            self._older, self._recent, self._recent_bytes = self._recent, {}, 0
-        return Ref(*key, length, zlib.crc32(payload))
+        return segment, start, length
 
-    def read(self, ref: Ref) -> bytes:
-        if not ref.length:
-            return b""  # shares its place with the next one
-        key = ref[:2]
-        held = self._recent.get(key) or self._older.get(key)
+    def read(self, segment: int, start: int, length: int) -> Payload:
+        if not length:
+            return b""  # shares its start with the next one
+        place = segment, start
+        held = self._recent.get(place)
         if held is None:
-            held = self._fresh.get(key) or self._writing.get(key)
+            held = self._older.get(place)
         if held is not None:
             return held
-        return os.pread(self._reader(ref.segment), ref.length, ref.offset)
+        return os.pread(self._reader(segment), length, start)
 
-    def take(self) -> dict[tuple[int, int], bytes]:
-        """What is to be written with the next commit; readable from memory until `done`."""
-        self._writing, self._fresh = self._fresh, {}
-        return self._writing
+    def take(self) -> list[Run]:
+        """What is to be written with the next commit; readable from memory until it is."""
+        runs, self._runs = self._runs, []
+        return runs
 
     def done(self) -> None:
-        self._writing = {}
+        """What was taken is written. Only here is memory given up: the older half is on disk by now."""
+        if self._recent_bytes > RECENT_BYTES:
+            self._older, self._recent, self._recent_bytes = self._recent, {}, 0
 
-    def write(self, payloads: dict[tuple[int, int], bytes]) -> None:
-        """Write runs of adjacent payloads at once, then sync each segment touched."""
-        touched = set()
-        run: list[bytes] = []
-        start = end = (0, 0)
-        for place, payload in payloads.items():
-            if place != end or len(run) >= MAX_RUN:
-                self._write_run(start, run)
-                start, run = place, []
-            run.append(payload)
-            end = (place[0], place[1] + len(payload))
-            touched.add(place[0])
-        self._write_run(start, run)
-        for segment in touched:
+    def write(self, runs: list[Run]) -> None:
+        """Write payloads that lie end to end at once, then sync each segment touched."""
+        for run in runs:
+            start = run.start
+            for first in range(0, len(run.payloads), MAX_RUN):
+                start += self._write(run.segment, start, run.payloads[first : first + MAX_RUN])
+        for segment in {run.segment for run in runs}:
             os.fdatasync(self._file(segment))
 
-    def _write_run(self, start: tuple[int, int], run: list[bytes]) -> None:
-        if not run:
-            return
-        segment, offset = start
-        size = sum(map(len, run))
-        file = self._file(segment, at_least=offset + size)
-        written = os.pwritev(file, run, offset)
+    def _write(self, segment: int, start: int, payloads: list[Payload]) -> int:
+        size = sum(map(len, payloads))
+        file = self._file(segment, at_least=start + size)
+        written = os.pwritev(file, payloads, start)
         if written < size:
-            _write_rest(file, memoryview(b"".join(run))[written:], offset + written)
+            _write_rest(file, memoryview(b"".join(payloads))[written:], start + written)
+        return size
 
     def drop(self, segments: set[int]) -> None:
         """These segments hold nothing that any row refers to."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from roll_operator.scheduler import flow
 from roll_operator.scheduler.ledger import rows
-from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, SegmentStore
+from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, Run, SegmentStore
 from roll_operator.scheduler.lifecycle import (
     SAMPLE_ENDS,
     BatchState,
@@ -74,8 +74,8 @@ FOLDED = (
     ("groups", "id"),
 )
 # sqlite3 gives the interpreter's lock away for each execution and then waits to get it back from the
-# thread that decides: one execution inserts so many rows (at most 999 values).
-ROWS_AT_ONCE = 50
+# thread that decides: one execution inserts so many rows, then the rest in smaller numbers.
+ROWS_AT_ONCE = (128, 16)
 
 
 class LedgerError(RuntimeError):
@@ -106,7 +106,7 @@ class SqliteLedger:
         self.reader.close()
         self.store.close()
 
-    def commit(self, writes: Writes, payloads: dict[tuple[int, int], bytes]) -> None:
+    def commit(self, writes: Writes, payloads: list[Run]) -> None:
         """Make it durable: payloads first, then every row in one transaction."""
         if payloads:
             self.store.write(payloads)
@@ -114,8 +114,10 @@ class SqliteLedger:
         with transaction(self._db) as db:
             for name, statement in STATEMENTS.items():
                 batch = getattr(writes, name)
-                if batch:
-                    _write(db, statement, batch)
+                if statement.startswith("INSERT"):
+                    _insert(db, statement, batch)
+                elif batch:
+                    db.executemany(statement, batch)
             if writes.fold is not None:
                 dead = _fold(db, *writes.fold, self.store.segments())
             db.executemany(
@@ -165,15 +167,15 @@ class SqliteLedger:
         return state
 
 
-def _write(db: sqlite3.Connection, statement: str, batch: list[tuple[object, ...]]) -> None:
+def _insert(db: sqlite3.Connection, statement: str, batch: Sequence[tuple[object, ...]]) -> None:
+    """Many rows: as few executions as it takes."""
+    head, values = statement.split(" VALUES ")
     first = 0
-    if statement.startswith("INSERT INTO parts"):
-        head, values = statement.split(" VALUES ")
-        many = f"{head} VALUES {','.join([values] * ROWS_AT_ONCE)}"
-        while first + ROWS_AT_ONCE <= len(batch):
-            rows = batch[first : first + ROWS_AT_ONCE]
-            db.execute(many, list(chain.from_iterable(rows)))
-            first += ROWS_AT_ONCE
+    for count in ROWS_AT_ONCE:
+        many = f"{head} VALUES {','.join([values] * count)}"
+        while first + count <= len(batch):
+            db.execute(many, list(chain.from_iterable(batch[first : first + count])))
+            first += count
     db.executemany(statement, batch[first:])
 
 

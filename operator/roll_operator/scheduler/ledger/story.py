@@ -8,7 +8,14 @@ import struct
 from roll_wire import control_pb2, session_pb2
 
 from roll_operator.scheduler.ledger import rows
-from roll_operator.scheduler.lifecycle import SAMPLE_ENDS, BatchState, Group, GroupState, Unit
+from roll_operator.scheduler.lifecycle import (
+    SAMPLE_ENDS,
+    BatchState,
+    Group,
+    GroupState,
+    Part,
+    Unit,
+)
 from roll_operator.scheduler.stages import StageGraph
 
 BATCH_WORDS = {
@@ -33,7 +40,7 @@ def read_story(
     unit = held.units[index]
     events = [_event(held.admitted, "admitted", "", step=held.step, position=held.position)]
     everything = "SELECT * FROM parts WHERE group_id = ? AND idx IN (?, -1) ORDER BY idx, life, no"
-    for part in map(rows.part_of, db.execute(everything, (group, index))):
+    for part in map(Part._make, db.execute(everything, (group, index))):
         what = "partial" if part.partial else part.stage
         detail: dict[str, object] = {
             "turn": part.turn, "tokens": part.tokens, "lease": _lease(part.lease),
