@@ -46,7 +46,7 @@ async def until(backend: LocalBackend, holds: Callable[[Pod], bool], seconds: fl
     return await asyncio.wait_for(wait(), seconds)
 
 
-def read_when_there(path: Path, seconds: float = 20) -> str:
+def read_when_there(path: Path, seconds: float = 120) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if path.exists() and path.read_text().endswith("\n"):

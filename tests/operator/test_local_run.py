@@ -21,7 +21,7 @@ def alive(pid: int) -> bool:
 
 
 def all_gone(state: dict[str, Any]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     pids = [p["pid"] for p in state["processes"] if p["pid"]]
     assert pids
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
@@ -244,7 +244,7 @@ def test_what_status_says_of_a_running_job(start_run: Any) -> None:
         [sys.executable, "-m", "roll_operator.cli", "status", str(run.folder), "-o", "json"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     document = json.loads(shown.stdout)
