@@ -15,6 +15,7 @@ def recorded(scheduler: Scheduler, model_folder: Path) -> Scheduler:
     of = job(model_folder, steps=6)
     config = scheduler.config()
     config.spec.write_text(of.to_json())
+    scheduler.steps = of.spec.steps  # it says when the run is over
     main(config, of)
     scheduler.checkpoints = scheduler.checkpoints[-1:]
     return scheduler
