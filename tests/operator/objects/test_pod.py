@@ -91,7 +91,7 @@ def test_the_jobs_image_is_the_workers_image() -> None:
         ("inference", "ROLL_TOKEN", "/var/run/secrets/roll/token"),
         ("inference", "ROLL_STORAGE", "/var/lib/roll"),
         ("inference", "ROLL_SOURCE", "/var/lib/roll/source"),
-        ("inference", "ROLL_SOURCE_ARCHIVE", "/etc/roll/source/source.tar.gz"),
+        ("inference", "ROLL_SOURCE_ARCHIVE", None),
         ("inference", "ROLL_JOB_UID", "4f6e"),
         ("inference", "ROLL_ATTEMPT", "0"),
         ("inference", "HOME", "/tmp"),
@@ -100,6 +100,29 @@ def test_the_jobs_image_is_the_workers_image() -> None:
 )
 def test_what_a_process_is_told(role: str, variable: str, value: str | None) -> None:
     assert env_of(pod_of(JOB, role)).get(variable) == value
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_workers_wait_for_the_files_that_came_along_with_their_job(role: str) -> None:
+    job = make_job({"metadata.annotations": {"roll.dev/source": "0123456789abcdef" * 4}})
+    manifest = pod_of(job, role)
+    volumes = [v for v in manifest["spec"]["volumes"] if v["name"] == "roll-archive"]
+    archive = env_of(manifest).get("ROLL_SOURCE_ARCHIVE")
+    if role == "scheduler":
+        assert (volumes, archive) == ([], None)
+        return
+    assert volumes == [
+        {"name": "roll-archive", "configMap": {"name": "sums-source-0123456789abcdef"}}
+    ]
+    mounts = manifest["spec"]["containers"][0]["volumeMounts"]
+    (mount,) = (m for m in mounts if m["name"] == "roll-archive")
+    assert archive == f"{mount['mountPath']}/source.tar.gz"
+    assert mount["readOnly"] is True
+
+
+def test_a_job_without_files_mounts_none() -> None:
+    for manifest in PODS.values():
+        assert "roll-archive" not in {v["name"] for v in manifest["spec"]["volumes"]}
 
 
 def test_the_uid_of_a_pod_is_the_api_servers() -> None:

@@ -18,6 +18,8 @@ ATTEMPT_LABEL = "roll.dev/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "roll-operator"
 SPEC_HASH_ANNOTATION = "roll.dev/spec-hash"
+SOURCE_ANNOTATION = "roll.dev/source"
+"""On the job: the digest of the files that `roll submit` sent along."""
 
 SCHEDULER_PORT = 7070
 WORKER_PORT = 7071
@@ -100,8 +102,13 @@ def trust_name(job: RLJob) -> str:
     return f"{job.name}-trust"
 
 
-def source_name(job: RLJob) -> str:
-    return f"{job.name}-source"
+def source_name(job: RLJob) -> str | None:
+    """The ConfigMap of the files that came along; None where none did.
+
+    Named by what is in it: a pod finds the files that its job was submitted with, or waits for them.
+    """
+    digest = job.metadata.annotations.get(SOURCE_ANNOTATION)
+    return f"{job.name}-source-{digest[:16]}" if digest else None
 
 
 def tls_name(job: RLJob, serial: int | str | None = None) -> str:

@@ -50,9 +50,8 @@ def volumes(job: RLJob, role: str, cluster: Cluster, tls: str) -> list[Json]:
         # For the group, because the volume's files belong to root.
         secret = {"secretName": tls, "items": keys, "defaultMode": 0o440}
         result.append({"name": "roll-tls", "secret": secret})
-    if role != SCHEDULER:
-        archive = {"name": source_name(job), "optional": True}
-        result.append({"name": "roll-archive", "configMap": archive})
+    if role != SCHEDULER and (archive := source_name(job)):
+        result.append({"name": "roll-archive", "configMap": {"name": archive}})
     if _gpu(job, role):
         # Libraries that move tensors between processes need more than a container's 64 MB.
         result.append({"name": "roll-shm", "emptyDir": {"medium": "Memory"}})
@@ -69,7 +68,7 @@ def mounts(job: RLJob, role: str) -> list[Json]:
     ]
     if role in SERVERS:
         result.append({"name": "roll-tls", "mountPath": TLS_FOLDER, "readOnly": True})
-    if role != SCHEDULER:
+    if role != SCHEDULER and source_name(job):
         result.append({"name": "roll-archive", "mountPath": ARCHIVE_FOLDER, "readOnly": True})
     if _gpu(job, role):
         result.append({"name": "roll-shm", "mountPath": "/dev/shm"})

@@ -22,6 +22,7 @@ from roll_operator.plan.objects.cluster import (
     host,
     metadata,
     site,
+    source_name,
     tls_name,
 )
 from roll_operator.plan.objects.gang import join
@@ -188,7 +189,9 @@ def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
             "ROLL_OPERATOR": cluster.operator_identity,
         }
     else:
-        values |= {"ROLL_PORT": str(WORKER_PORT), "ROLL_SOURCE_ARCHIVE": files.ARCHIVE}
+        values["ROLL_PORT"] = str(WORKER_PORT)
+        if source_name(job):
+            values["ROLL_SOURCE_ARCHIVE"] = files.ARCHIVE
     if start.role == "trainer":
         values |= _rendezvous(job)
     values.pop("ROLL_POD_UID", None)  # what the planner calls a uid, the API server decides
