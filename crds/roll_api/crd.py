@@ -107,7 +107,7 @@ def _root() -> Schema:
     spec = _structural_of(JobSpec)
     rules: list[Rule | Transition] = [*RULES, *TRANSITIONS]
     spec["x-kubernetes-validations"] = [_validation(rule) for rule in rules]
-    status = _without_defaults(_structural_of(JobStatus))
+    status = _reported(_structural_of(JobStatus))
     status["properties"]["conditions"] |= {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
@@ -175,13 +175,19 @@ def _said_here(schema: Schema) -> Schema:
     return {key: schema[key] for key in ("description", "default") if schema.get(key) is not None}
 
 
-def _without_defaults(schema: Schema) -> Schema:
-    """The operator writes the status; a default there would speak before it does."""
+def _reported(schema: Schema) -> Schema:
+    """A part of the status, which the operator alone writes: a default would speak before it does.
+
+    Its maps are written as a whole: server-side apply makes null, which is no object, of a map that it
+    empties key by key.
+    """
     bare = {key: value for key, value in schema.items() if key != "default"}
     if "properties" in bare:
-        bare["properties"] = {k: _without_defaults(v) for k, v in bare["properties"].items()}
+        bare["properties"] = {k: _reported(v) for k, v in bare["properties"].items()}
+    elif bare.get("type") == "object":
+        bare["x-kubernetes-map-type"] = "atomic"
     if "items" in bare:
-        bare["items"] = _without_defaults(bare["items"])
+        bare["items"] = _reported(bare["items"])
     return bare
 
 

@@ -23,11 +23,16 @@ PLACE = ("roll.dev", "v1alpha1", "default", "rljobs")
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.CustomObjectsApi]:
-    with ApiServer(tmp_path_factory.mktemp("api")) as server:
-        server.kubectl("create", "-f", TARGET)
-        server.kubectl("wait", "--for=condition=Established", "crd/rljobs.roll.dev")
-        yield client.CustomObjectsApi(config.new_client_from_config(str(server.kubeconfig)))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path_factory.mktemp("api")) as started:
+        started.kubectl("create", "-f", TARGET)
+        started.kubectl("wait", "--for=condition=Established", "crd/rljobs.roll.dev")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def api(server: ApiServer) -> client.CustomObjectsApi:
+    return client.CustomObjectsApi(config.new_client_from_config(str(server.kubeconfig)))
 
 
 def rows(section: str) -> list[Any]:
@@ -81,3 +86,22 @@ def test_the_api_server_judges_an_update(api: client.CustomObjectsApi, row: dict
         )
     finally:
         api.delete_namespaced_custom_object(*PLACE, name)
+
+
+def test_a_map_of_the_status_can_be_emptied_by_server_side_apply(server: ApiServer) -> None:
+    """A scheduler that has just started knows no figures yet, and drops of it start at none."""
+    name = "emptied"
+    base = {**TABLE["base"], "metadata": {"name": name}}
+    server.kubectl("create", "-f", "-", stdin=json.dumps(base))
+    for figures in ({"loss": 1.5, "reward": 2.5}, {}, {"loss": 0.5}):
+        status = {
+            "progress": {"metrics": figures},
+            "samples": {"dropped": dict.fromkeys(figures, 1)},
+            "record": {"scopes": figures},
+        }
+        job = {key: base[key] for key in ("apiVersion", "kind", "metadata")} | {"status": status}
+        server.kubectl(
+            *("apply", "--server-side", "--subresource=status", "-f", "-"), stdin=json.dumps(job)
+        )
+        found = json.loads(server.kubectl("get", "rljob", name, "-o", "json"))["status"]
+        assert found == status

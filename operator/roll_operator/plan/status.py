@@ -179,13 +179,13 @@ def _figures(job: RLJob, progress: Progress | None) -> dict[str, Any]:
         "step": progress.step,
         "progress": _progress(job, progress),
         "samples": SampleCounts(
-            per_second=progress.samples_per_second,
+            per_second=round(progress.samples_per_second, 1),  # a column of `kubectl get`
             in_flight=live,
             trained=progress.trained(job.spec.rollout.samples_per_step),
             dropped=dict(sorted(progress.dropped.items())[:METRICS]),
         ),
         "staleness": Staleness(max=progress.staleness_max, mean=progress.staleness_mean),
-        "reward": progress.reward,
+        "reward": None if progress.reward is None else round(progress.reward, 4),
         "validation_reward": progress.validation[1] if progress.validation else None,
         "checkpoint": progress.checkpoint,
         "lineage": progress.lineage,
