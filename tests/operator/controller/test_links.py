@@ -23,6 +23,7 @@ class FakeScheduler(control_pb2_grpc.ControlServicer):
         self.told: list[control_pb2.Pods] = []
         self.finished = False
         self.all_ready = True
+        self.step: Callable[[], int] = lambda: 3
 
     async def SyncPods(self, request: control_pb2.Pods, context: Any) -> control_pb2.PodsReply:
         self.told.append(request)
@@ -35,7 +36,7 @@ class FakeScheduler(control_pb2_grpc.ControlServicer):
             for p in current
         ]
         return control_pb2.JobProgress(
-            step=3, steps=40, checkpoint=-1, workers=workers, finished=self.finished
+            step=self.step(), steps=40, checkpoint=-1, workers=workers, finished=self.finished
         )
 
 
@@ -128,10 +129,17 @@ def test_a_job_runs_and_ends_by_its_schedulers_word(
         assert status["ready"] == "trainer 1/1, inference 2/2, reward 1/1, environment 1/1"
         code, figures = running.http("/metrics")
         assert code == 200 and 'roll_operator_jobs{phase="Running"} 1.0' in figures
+
+        def step() -> int:
+            """Another one is saved when the workers are asked to end."""
+            return 3 + (len(world.all("pods", namespace)) == 1)
+
+        scheduler.step = step
         scheduler.finished = True
         eventually(
             "succeeded", lambda: world.job(namespace, "sums")["status"]["phase"] == "Succeeded"
         )
         eventually("no pods", lambda: not world.all("pods", namespace))
+        assert world.job(namespace, "sums")["status"]["step"] == 4, "its last word"
     reasons = [e["reason"] for e in world.events(namespace)]
     assert len(reasons) == len(set(reasons)), "one Event for each transition"

@@ -87,6 +87,11 @@ class LinkPool:
         line = self._lines.get(key)
         return line.progress if line else None
 
+    async def last_word(self, key: str) -> Progress | None:
+        """What the scheduler says when it is asked now; None: nothing."""
+        line = self._lines.get(key)
+        return await line.link.progress() if line else None
+
     def acknowledged(self, key: str) -> frozenset[str]:
         """Uids that the scheduler knows to be gone."""
         line = self._lines.get(key)

@@ -46,7 +46,7 @@ from roll_operator.plan import (
     managed,
     plan,
 )
-from roll_operator.plan.desired import grace_of
+from roll_operator.plan.desired import grace_of, name_of
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import Cluster, pod, support
 from roll_operator.plan.objects.cluster import host, site
@@ -131,8 +131,13 @@ class Reconciler:
             fenced=self._links.acknowledged(key),
             refused=dict(self._refused.get(entry.uid, {})),
         )
-        result = plan(job, observed, now, replace(site(job), keeps_ended=True))
-        later = await self._status.write(entry, result)
+        where = replace(site(job), keeps_ended=True)
+        result = plan(job, observed, now, where)
+        last = _stops_scheduler(job, result)
+        if last:  # what the workers saved on their way out is newer than its report
+            latest = await self._links.last_word(key) or observed.progress
+            result = plan(job, replace(observed, progress=latest), now, where)
+        later = await self._status.write(entry, result, at_once=last)
         if any(isinstance(a, DeleteJob) for a in result.actions):
             await self._delete_job(entry)
             return None
@@ -326,6 +331,11 @@ class Reconciler:
                     gone=tuple(sorted(fenced)),
                 )
         return None
+
+
+def _stops_scheduler(job: RLJob, result: Plan) -> bool:
+    name = name_of(job.name, SCHEDULER, 0)
+    return any(isinstance(action, StopPod) and action.name == name for action in result.actions)
 
 
 def _refusal(error: Exception) -> tuple[str, str]:

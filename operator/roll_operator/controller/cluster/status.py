@@ -37,12 +37,15 @@ class StatusWriter:
     ) -> None:
         self._api, self._bucket, self._proof, self._clock = api, bucket, proof, clock
 
-    async def write(self, entry: JobEntry, result: Plan) -> float | None:
-        """Writes what is due; else the seconds after which it will be. Raises what `Api.apply` raises."""
+    async def write(self, entry: JobEntry, result: Plan, *, at_once: bool = False) -> float | None:
+        """Writes what is due; else the seconds after which it will be. Raises what `Api.apply` raises.
+
+        `at_once`: nobody will tell these figures again.
+        """
         why = due(entry, result)
         if why is None:
             return None
-        if why == "figures":
+        if why == "figures" and not at_once:
             wait = entry.written_at + FIGURES_SECONDS - self._clock()
             if entry.written_at and wait > 0:
                 return wait
