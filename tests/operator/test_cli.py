@@ -14,6 +14,7 @@ from roll_api import load_job
 COMMANDS = (
     ["run"],
     ["validate"],
+    ["submit"],
     ["status"],
     ["samples"],
     ["logs"],
@@ -75,7 +76,7 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     assert f"roll {' '.join(command)} " in shown.stdout.split("Example", 1)[1]
 
 
-@pytest.mark.parametrize("command", COMMANDS[2:], ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS[3:], ids=" ".join)
 def test_a_folder_that_is_no_run_is_one_message(command: list[str], tmp_path: Path) -> None:
     shown = roll(*command, str(tmp_path))
     assert shown.returncode == 2
@@ -188,7 +189,7 @@ def test_a_damaged_state_is_one_message(finished: Path) -> None:
             ["trainer-0.0 | step 1", "trainer-0.0 | step 2", "trainer-0.1 | step 3"],
         ),
         (["--role", "reward"], ["scored"]),
-        (["--role", "trainer", "-n", "1"], ["trainer-0.0 | step 2", "trainer-0.1 | step 3"]),
+        (["--role", "trainer", "--lines", "1"], ["trainer-0.0 | step 2", "trainer-0.1 | step 3"]),
         (["--role", "reward", "--follow"], ["scored"]),
     ],
 )

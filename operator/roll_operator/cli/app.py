@@ -13,6 +13,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from roll_operator.cli.cluster.target import JobOnCluster, find_folder, find_target
+from roll_operator.controller.cluster.errors import ApiError
 from roll_operator.controller.folder import RunError
 
 app = typer.Typer(
@@ -37,7 +39,19 @@ class Output(StrEnum):
 
 RunArgument = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="Folder of the run, e.g. runs/arithmetic; or its name."),
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a run on this machine, e.g. runs/arithmetic, or its name; or a job on a cluster.",
+    ),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        metavar="NAME",
+        help="Namespace of a job on a cluster. [default: the kubeconfig's]",
+    ),
 ]
 OutputOption = Annotated[
     Output, typer.Option("--format", "-o", help="text for people, json for scripts.")
@@ -93,14 +107,45 @@ def validate(
 
 
 @app.command()
-def status(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
-    """Show where a run stands, with its processes, restarts and figures.
+def submit(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="File of an RLJob.")],
+    namespace: NamespaceOption = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="More files beside the job that its code needs; may be repeated.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the job and list its files; send nothing.")
+    ] = False,
+) -> None:
+    """Train on a cluster: send a job, with the local files that it names.
 
-    Example: roll status runs/arithmetic -o json
+    Example: roll submit examples/custom_reward/job.yaml -n team-a
     """
+    from roll_operator.cli.submit import submit_job
+
+    raise typer.Exit(submit_job(job, namespace, include=include or [], dry_run=dry_run))
+
+
+@app.command()
+def status(
+    run: RunArgument, namespace: NamespaceOption = None, output: OutputOption = Output.TEXT
+) -> None:
+    """Show where a run stands, with its processes or pods, restarts and figures.
+
+    Examples: roll status runs/arithmetic -o json; kubectl roll status arithmetic -n team-a
+    """
+    target, as_json = find_target(run, namespace), output is Output.JSON
+    if isinstance(target, JobOnCluster):
+        from roll_operator.cli.cluster.status import show_cluster_status
+
+        raise typer.Exit(show_cluster_status(target.name, target.namespace, as_json=as_json))
     from roll_operator.cli.status import show_status
 
-    raise typer.Exit(show_status(find_run(run), as_json=output is Output.JSON))
+    raise typer.Exit(show_status(target, as_json=as_json))
 
 
 @app.command()
@@ -112,19 +157,26 @@ def samples(
         typer.Option("--id", metavar="GROUP.INDEX", help="The whole story of one sample."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Samples shown, at most.")] = 50,
+    namespace: NamespaceOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show where every sample in flight is: stage, worker, version, age, attempt.
 
-    Examples: roll samples runs/arithmetic --follow; roll samples runs/arithmetic --id 17.3
+    Examples: roll samples runs/arithmetic --follow; kubectl roll samples arithmetic --id 17.3
     """
+    target, as_json = find_target(run, namespace), output is Output.JSON
+    if isinstance(target, JobOnCluster):
+        from roll_operator.cli.cluster.remote import run_in_scheduler
+
+        asked = ["samples", target.name, "--limit", str(limit), "--format", output.value]
+        asked += (["--follow"] if follow else []) + (["--id", id] if id is not None else [])
+        terminal = follow and not as_json and sys.stdout.isatty()
+        raise typer.Exit(run_in_scheduler(target.name, target.namespace, asked, terminal=terminal))
     from roll_operator.cli.samples import show_sample, show_samples
 
-    folder = find_run(run)
-    as_json = output is Output.JSON
     if id is not None:
-        raise typer.Exit(show_sample(folder, id, as_json=as_json))
-    raise typer.Exit(show_samples(folder, follow=follow, limit=limit, as_json=as_json))
+        raise typer.Exit(show_sample(target, id, as_json=as_json))
+    raise typer.Exit(show_samples(target, follow=follow, limit=limit, as_json=as_json))
 
 
 @app.command()
@@ -139,16 +191,31 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on as lines are written.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="Last lines per log; 0: all.")
+        int, typer.Option("--lines", "--tail", min=0, help="Last lines per log; 0: all.")
     ] = 0,
+    previous: Annotated[
+        bool,
+        typer.Option(
+            "--previous", "-p", help="On a cluster: of the container that ran before in the pod."
+        ),
+    ] = False,
+    namespace: NamespaceOption = None,
 ) -> None:
-    """Print what the processes of a run wrote.
+    """Print what the processes or pods of a run wrote.
 
-    Example: roll logs runs/arithmetic --role inference --follow
+    Examples: roll logs runs/arithmetic --role inference --follow; kubectl roll logs arithmetic trainer-0
     """
+    target = find_target(run, namespace)
+    if isinstance(target, JobOnCluster):
+        from roll_operator.cli.cluster.logs import Choice, show_cluster_logs
+
+        choice = Choice(pod, role, lines, previous)
+        raise typer.Exit(show_cluster_logs(target.name, target.namespace, choice, follow=follow))
+    if previous:
+        raise RunError(f"{run} has the logs of all attempts: name one, e.g. trainer-0.0")
     from roll_operator.cli.logs import show_logs
 
-    raise typer.Exit(show_logs(find_run(run), pod=pod, role=role, follow=follow, lines=lines))
+    raise typer.Exit(show_logs(target, pod=pod, role=role, follow=follow, lines=lines))
 
 
 @app.command()
@@ -159,26 +226,26 @@ def replay(run: RunArgument) -> None:
     """
     from roll_operator.cli.replay import replay_run
 
-    raise typer.Exit(replay_run(find_run(run)))
+    raise typer.Exit(replay_run(find_folder(run).path))
 
 
 @ledger_app.command("verify")
-def ledger_verify(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
+def ledger_verify(
+    run: RunArgument, namespace: NamespaceOption = None, output: OutputOption = Output.TEXT
+) -> None:
     """Audit a run from its ledger alone: every sample has one end, none is trained twice. Exit code 1 if not.
 
     Example: roll ledger verify runs/arithmetic
     """
+    target = find_target(run, namespace)
+    if isinstance(target, JobOnCluster):
+        from roll_operator.cli.cluster.remote import run_in_scheduler
+
+        asked = ["ledger", "verify", target.name, "--format", output.value]
+        raise typer.Exit(run_in_scheduler(target.name, target.namespace, asked))
     from roll_operator.cli.ledger import verify_ledger
 
-    raise typer.Exit(verify_ledger(find_run(run), as_json=output is Output.JSON))
-
-
-def find_run(name: Path) -> Path:
-    """A run by its folder, or by its name in `runs`."""
-    for folder in (name, Path("runs") / name):
-        if (folder / "run.json").exists():
-            return folder
-    raise RunError(f"{name} is not the folder of a run (it has no run.json)")
+    raise typer.Exit(verify_ledger(target, as_json=output is Output.JSON))
 
 
 def main() -> None:
@@ -193,6 +260,11 @@ def _guarded(command: Callable[[], object]) -> NoReturn:
         command()
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ApiError as error:
+        from roll_operator.cli.cluster.connection import explain
+
+        print(f"error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

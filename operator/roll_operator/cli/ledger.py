@@ -4,7 +4,6 @@ import json
 import sqlite3
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_operator.controller.folder import RunError, RunFolder
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from roll_operator.scheduler.settings import Settings
 
 
-def verify_ledger(run: Path, *, as_json: bool) -> int:
-    folder = RunFolder(run)
+def verify_ledger(folder: RunFolder, *, as_json: bool) -> int:
     settings = ledger_settings(folder)
     from roll_operator.scheduler.audit import verify
 
@@ -23,7 +21,7 @@ def verify_ledger(run: Path, *, as_json: bool) -> int:
     except sqlite3.Error as error:
         raise RunError(f"{folder.ledger} cannot be read: {error}") from error
     if as_json:
-        print(json.dumps({"run": str(run), **asdict(found)}, indent=1))
+        print(json.dumps({"run": str(folder.path), **asdict(found)}, indent=1))
         return 1 if found.problems else 0
     for problem in found.problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -18,8 +18,9 @@ class _Log:
     position: int = 0
 
 
-def show_logs(run: Path, *, pod: str | None, role: str | None, follow: bool, lines: int) -> int:
-    folder = RunFolder(run)
+def show_logs(
+    folder: RunFolder, *, pod: str | None, role: str | None, follow: bool, lines: int
+) -> int:
     logs = _select(folder, pod, role)
     if not logs and not follow:
         raise RunError(f"no log in {folder.logs} fits; there are: {_names(folder)}")

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from roll_wire import control_pb2, session_pb2
@@ -29,8 +28,7 @@ COLUMNS = (
 )
 
 
-def show_samples(run: Path, *, follow: bool, limit: int, as_json: bool) -> int:
-    folder = RunFolder(run)
+def show_samples(folder: RunFolder, *, follow: bool, limit: int, as_json: bool) -> int:
     screen = follow and not as_json and sys.stdout.isatty()
     while True:
         listed = _list(folder, limit)
@@ -47,8 +45,7 @@ def show_samples(run: Path, *, follow: bool, limit: int, as_json: bool) -> int:
         time.sleep(FOLLOW_SECONDS)
 
 
-def show_sample(run: Path, name: str, *, as_json: bool) -> int:
-    folder = RunFolder(run)
+def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
     group, index = _parse(name)
     request = control_pb2.SampleRequest(unit=session_pb2.Unit(group=group, index=index))
     story = ask(folder, lambda control: _story(control, request))
@@ -59,7 +56,7 @@ def show_sample(run: Path, name: str, *, as_json: bool) -> int:
         story = offline.sample_story(folder.ledger, settings, group, index)
     if story is None or not story.events:
         raise RunError(
-            f"{run} has no sample {name} on record; of steps before the oldest kept checkpoint only "
+            f"{folder.path} has no sample {name} on record; of steps before the oldest kept checkpoint only "
             "digests are kept"
         )
     events = [_event(event) for event in story.events]

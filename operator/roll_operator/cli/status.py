@@ -1,7 +1,6 @@
 """`roll status`: what `roll run` wrote last, with the scheduler's newest figures while the job runs."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
@@ -10,21 +9,20 @@ from roll_operator.controller.folder import RunFolder
 HIDDEN = ("record",)
 
 
-def show_status(run: Path, *, as_json: bool) -> int:
-    document = read_status(run)
+def show_status(folder: RunFolder, *, as_json: bool) -> int:
+    document = read_status(folder)
     print(json.dumps(document, indent=1) if as_json else _text(document))
     return 0
 
 
-def read_status(run: Path) -> dict[str, Any]:
-    folder = RunFolder(run)
+def read_status(folder: RunFolder) -> dict[str, Any]:
     running = folder.in_use()
     document = {key: value for key, value in folder.state().items() if key not in HIDDEN}
     document.setdefault("job", folder.run().get("job"))
     document.setdefault("phase", "Pending")
     document.setdefault("processes", [])
     document["running"] = running
-    document["run"] = str(run)
+    document["run"] = str(folder.path)
     if not running:
         document |= {key: value for key, value in folder.summary().items() if key not in document}
         document["samples"] = folder.summary().get("samples", document.get("samples"))
@@ -58,25 +56,7 @@ def _live(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _text(document: dict[str, Any]) -> str:
-    restarts = document.get("restarts") or {}
-    samples = document.get("samples") or {}
-    lines = [
-        f"job        {document['job']}",
-        f"phase      {document['phase']}" + ("" if document["running"] else " (not running)"),
-        f"step       {document.get('step', 0)}/{document.get('steps', '?')}"
-        f", checkpoint {_or_none(document.get('checkpoint'))}",
-        f"reward     {_number(document.get('reward'))}",
-    ]
-    if held_out := document.get("validationReward"):
-        lines.append(f"held out   {held_out['first']:.3f} → {held_out['last']:.3f}")
-    lines += [
-        f"samples    {samples.get('trained', 0)} trained, "
-        f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",
-        "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items()) or "none"),
-    ]
-    if document.get("message"):
-        lines.append(f"message    {document['message']}")
-    lines += [f"notice     {notice}" for notice in document.get("notices", [])]
+    lines = status_lines(document)
     if document["processes"]:
         lines.append("")
         lines.append(f"{'PROCESS':<32}{'PID':>8}  {'ATTEMPT':<9}STATE")
@@ -85,6 +65,35 @@ def _text(document: dict[str, Any]) -> str:
             for p in document["processes"]
         ]
     return "\n".join(lines)
+
+
+def status_lines(document: dict[str, Any]) -> list[str]:
+    """The figures of a job, wherever it runs."""
+    restarts = document.get("restarts") or {}
+    samples = document.get("samples") or {}
+    lines = [
+        f"job        {document['job']}",
+        f"phase      {document['phase']}" + ("" if document["running"] else " (not running)"),
+    ]
+    if document.get("ready"):
+        lines.append(f"ready      {document['ready']}")
+    lines += [
+        f"step       {document.get('step', 0)}/{document.get('steps', '?')}"
+        f", checkpoint {_or_none(document.get('checkpoint'))}",
+        f"reward     {_number(document.get('reward'))}",
+    ]
+    if (held_out := document.get("validationReward")) is not None:
+        known = [held_out["first"], held_out["last"]] if isinstance(held_out, dict) else [held_out]
+        lines.append(f"held out   {' → '.join(f'{figure:.3f}' for figure in known)}")
+    lines += [
+        f"samples    {samples.get('trained', 0)} trained, "
+        f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",
+        "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items()) or "none"),
+    ]
+    if document.get("message"):
+        lines.append("message    " + "\n           ".join(document["message"].splitlines()))
+    lines += [f"notice     {notice}" for notice in document.get("notices", [])]
+    return lines
 
 
 def _number(value: float | None) -> str:
