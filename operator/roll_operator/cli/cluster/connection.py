@@ -4,10 +4,8 @@ Answers are plain dictionaries: the client's typed models know no RLJob, and cos
 """
 
 import json
-import os
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,10 +19,6 @@ Manifest = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
 CONNECT_SECONDS = 10.0
 CALL_SECONDS = 30.0
-
-
-def kubeconfig_is_there() -> bool:
-    return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
 
 
 class Cluster:

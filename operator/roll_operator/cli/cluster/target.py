@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll_operator.cli.cluster.connection import kubeconfig_is_there
 from roll_operator.controller.folder import RunError, RunFolder
 
 PLUGIN = "kubectl-roll"
@@ -47,7 +46,7 @@ def find_target(name: Path, namespace: str | None) -> RunFolder | JobOnCluster:
         for folder in (name, Path("runs") / name):
             if (folder / "run.json").exists():
                 return RunFolder(folder)
-    if namespace is not None or plugin or (len(name.parts) == 1 and kubeconfig_is_there()):
+    if namespace is not None or plugin or (len(name.parts) == 1 and _kubeconfig_is_there()):
         return JobOnCluster(str(name), namespace)
     raise RunError(f"{name} is not the folder of a run (it has no run.json)")
 
@@ -58,3 +57,7 @@ def find_folder(name: Path) -> RunFolder:
     if isinstance(target, JobOnCluster):
         raise RunError(f"{name} is not the folder of a run (it has no run.json)")
     return target
+
+
+def _kubeconfig_is_there() -> bool:
+    return bool(os.environ.get("KUBECONFIG")) or Path("~/.kube/config").expanduser().exists()
