@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from roll_operator.plan import Pod, PodPhase
+from roll_operator.plan.objects.gang import group_of
 
 Manifest = dict[str, Any]
 
@@ -41,6 +42,8 @@ class PodFacts:
     ip: str = ""
     serial: str = ""
     """Of the certificate that it serves with."""
+    group: str = ""
+    """The PodGroup that it is scheduled with."""
     log_read: bool = False
 
 
@@ -61,6 +64,7 @@ def read_pod(manifest: Manifest) -> PodFacts | None:
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
         serial=_serial(spec),
+        group=group_of(manifest),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from roll_api import RLJob
-from roll_operator.plan.objects import Manifest, support
+from roll_operator.plan.objects import Manifest, gang, support
 from support.job_objects import CLUSTER, everything, make_job, pods
 
 IN_TREE = ("scheduling.k8s.io/v1alpha2", "scheduling.k8s.io/v1alpha3", "scheduling.k8s.io/v1beta1")
@@ -61,6 +61,29 @@ def test_a_run_starts_as_one_gang_of_all_its_pods(api: str, change: dict[str, An
 @pytest.mark.parametrize("api", EVERY)
 def test_a_pod_that_is_replaced_in_a_running_job_waits_for_nobody(api: str) -> None:
     assert members(make_job(), api, starting=False) == {None: 6}
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ((), True),
+        (((False, "sums.6"), (False, "sums.6")), True),  # the operator was cut off in between
+        (((True, "sums.6"), (False, "sums.6")), False),  # the gang has its nodes
+        (((False, "sums.5"),) * 5, False),  # a gang of another size waits
+        (((True, ""),), False),
+    ],
+)
+def test_who_comes_after_the_start_waits_for_nobody(
+    others: tuple[tuple[bool, str], ...], expected: bool
+) -> None:
+    cluster = replace(CLUSTER, pod_group_api=IN_TREE[0])
+    assert gang.gathers(make_job(), cluster, others) is expected
+
+
+@pytest.mark.parametrize("api", EVERY)
+def test_a_pod_tells_its_group(api: str) -> None:
+    there = pods(make_job(), replace(CLUSTER, pod_group_api=api), starting=True)
+    assert {gang.group_of(pod) for pod in there.values()} == set(sizes(make_job(), api))
 
 
 @pytest.mark.parametrize("api", EVERY)

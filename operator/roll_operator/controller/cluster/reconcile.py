@@ -50,6 +50,7 @@ from roll_operator.plan.desired import grace_of, name_of
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import Cluster, pod, support
 from roll_operator.plan.objects.cluster import host, site
+from roll_operator.plan.objects.gang import gathers
 
 LOG_SECONDS = 2.0
 LOG_LINES = "20"
@@ -170,7 +171,8 @@ class Reconciler:
             trusted = await self._prepare(entry, job, record.spec_hash)
         except (NameTaken, Invalid, Forbidden) as error:
             return self._note_refusals(entry, {a.name: _refusal(error) for a in starts})
-        starting = not record.was_running
+        others = [(f.pod.scheduled, f.group) for f in self._store.pods(entry.key, entry.uid)]
+        starting = not record.was_running and gathers(job, self._cluster, others)
         tries = [self._start(entry, job, action, trusted, starting) for action in starts]
         outcomes = await asyncio.gather(*tries, return_exceptions=True)
         for outcome in outcomes:

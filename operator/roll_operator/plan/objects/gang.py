@@ -1,12 +1,13 @@
 """All pods of a job get their nodes at once, or none does: PodGroups, where the cluster serves them.
 
-A run starts as one gang: the pods that are created before all were ready once belong to the group `<job>`.
-Afterwards a lost pod must not wait for others, nor others for it, so replacements stand alone; only the ranks
-of a trainer, which restart together, are a gang again: `<job>.trainer` (a job's name has no dot). Thereby
-scaling a running job touches no gang that anybody waits for. Where a PodGroup cannot be changed, its size is
-part of its name, and a run that starts with another size is another group.
+A run starts as one gang: the pods that are created before one of them has a node belong to the group `<job>`.
+Afterwards a lost pod must not wait for others, nor others for it, so replacements and added pods stand alone;
+only the ranks of a trainer, which restart together, are a gang again: `<job>.trainer` (a job's name has no
+dot). Where a PodGroup cannot be changed, its size is part of its name, and a run that starts with another size
+is another group: what is added to a gang that still waits stands alone, too.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from roll_api import RLJob
@@ -17,6 +18,8 @@ from roll_operator.plan.objects.cluster import Cluster, Manifest, metadata
 IN_TREE = "scheduling.k8s.io"
 COSCHEDULING = "scheduling.x-k8s.io"
 VOLCANO = "scheduling.volcano.sh"
+COSCHEDULING_LABEL = f"{COSCHEDULING}/pod-group"
+VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
 
 SCHEDULERS = {COSCHEDULING: "scheduler-plugins-scheduler", VOLCANO: "volcano"}
 """The schedulers that read a PodGroup, under the names of their charts; the in-tree one is the default."""
@@ -58,9 +61,31 @@ def join(pod: Manifest, job: RLJob, role: str, cluster: Cluster, starting: bool)
     if group == IN_TREE:
         pod["spec"]["schedulingGroup"] = {"podGroupName": name}
     elif group == COSCHEDULING:
-        pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = name
+        pod["metadata"]["labels"][COSCHEDULING_LABEL] = name
     else:
-        pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = name
+        pod["metadata"]["annotations"][VOLCANO_ANNOTATION] = name
+
+
+def gathers(job: RLJob, cluster: Cluster, others: Iterable[tuple[bool, str]]) -> bool:
+    """Whether a pod that is created now belongs to the gang of the run's start.
+
+    `others`: of each pod of the job that is there, whether it has a node, and its group.
+    """
+    api = _api(job, cluster)
+    return api is not None and all(
+        not scheduled and group == _all(job, api) for scheduled, group in others
+    )
+
+
+def group_of(pod: Manifest) -> str:
+    """The group that the pod is a member of; empty: none."""
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    return str(
+        (spec.get("schedulingGroup") or {}).get("podGroupName")
+        or (metadata.get("labels") or {}).get(COSCHEDULING_LABEL)
+        or (metadata.get("annotations") or {}).get(VOLCANO_ANNOTATION)
+        or ""
+    )
 
 
 def _api(job: RLJob, cluster: Cluster) -> str | None:

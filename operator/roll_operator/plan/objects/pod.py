@@ -42,8 +42,8 @@ def pod(
     *,
     starting: bool = True,
 ) -> Manifest:
-    """`serial` names the operator's certificate (None: cert-manager's); `starting`: not all pods of this
-    run were ready yet, so that the pod belongs to the job's gang."""
+    """`serial` names the operator's certificate (None: cert-manager's); `starting`: the pod belongs to the
+    gang of the run's start (`gang.gathers`)."""
     role = _role(job, start.role)
     template = role.template if role else job.spec.scheduler.template
     result: Manifest = {
