@@ -14,7 +14,7 @@ Word = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class RunPolicy(Model):
-    """Deadlines, and what is left behind at the end. Has no effect on one machine."""
+    """Deadlines, and what is left behind at the end. What concerns pods has no effect on one machine."""
 
     active_deadline_seconds: Seconds | None = None
     """Seconds that a run may last before the job fails; a suspended job's clock stands still."""

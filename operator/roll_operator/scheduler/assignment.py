@@ -51,7 +51,6 @@ class Worker:
     rank: int = 0
     counted_free: int = 0
     counted_version: int | None = None
-    address: str = ""
 
     @property
     def free(self) -> int:

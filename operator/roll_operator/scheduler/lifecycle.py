@@ -56,7 +56,6 @@ class Cause(StrEnum):
     """Why something was cancelled or failed."""
 
     STALE = "stale"
-    SURPLUS = "surplus"
     SIBLING = "sibling"
     LINEAGE = "lineage"
     JOB_ENDED = "job-ended"

@@ -71,7 +71,6 @@ def greeting_of(hello: Hello) -> Greeting:
         world=hello.world or 1,
         attempt=hello.attempt,
         data={d.split: (d.rows, d.content_hash) for d in hello.data},
-        address=hello.address,
     )
 
 

@@ -45,7 +45,6 @@ class Greeting:
     world: int = 1
     attempt: int = 0
     data: dict[str, tuple[int, str]] = field(default_factory=dict)
-    address: str = ""
 
 
 def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
@@ -72,7 +71,6 @@ def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
     worker.last_seen = now
     worker.credits = greeting.credits
     worker.rank = greeting.rank
-    worker.address = greeting.address
     worker.announced = None
     state.announce_due = True
     worker.version = greeting.version if greeting.lineage == state.lineage else None

@@ -226,9 +226,9 @@ def test_leases_of_a_worker_that_does_not_return_go_elsewhere(scheduler: Schedul
 
 def test_gone_pods_are_fenced_and_their_work_goes_on_at_once(scheduler: Scheduler) -> None:
     job = Job.begin(scheduler.start())
+    held = job.environment.assigned(2)  # both, before there is anybody to share them with
     other = Peer(scheduler, "environment", pod="environment-1", pod_uid="uid-other")
     other.expect("welcome")
-    held = job.environment.assigned(2)
     scheduler.control.SyncPods(control_pb2.Pods(job_uid=JOB_UID, gone=["uid-environment"]))
     (first,) = other.assigned()  # suspects: one may have killed the pod, so each is tried alone
     assert other.finish(first) == [Ack.STORED]
