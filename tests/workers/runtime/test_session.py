@@ -212,6 +212,8 @@ def test_an_episode_between_turns_is_named_as_resident_until_its_next_turn() -> 
             scheduler.assign(task(1, group=9, stage="reset"))
             session.result(await anext(session), b"", resident=True)
             await scheduler.until(scheduler.results)
+            scheduler.say(policy=Policy())  # comes after the acknowledgement
+            assert isinstance(await anext(session), PolicyChange)
             await scheduler.kill()
             second = Scheduler(scheduler.port)
             await second.start()
