@@ -25,6 +25,7 @@ GATED = ("SchedulingGated", "scheduling is blocked due to non-empty scheduling g
 UNSCHEDULABLE = ("Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
 PULL = ("ImagePullBackOff", 'Back-off pulling image "nowhere/worker:1"')
 VOLUME = ("Volume", 'persistentvolumeclaim "sums-storage" not found')
+GANG = ("Unschedulable", "pod group is unschedulable, waiting for minCount pods from a gang")
 QUOTA = ("Quota", "exceeded quota: pods=4, used: 4, limited: 4")
 
 
@@ -100,6 +101,11 @@ def test_figures_stay_while_the_scheduler_does_not_answer() -> None:
             (pod("sums-scheduler-0", pending=("CrashLoopBackOff", "back-off 40s")),),
             {"sums-reward-0": QUOTA},
             "CrashLoopBackOff: sums-scheduler-0: back-off 40s",
+        ),
+        (
+            (waiting("sums-reward-0", GANG), waiting("sums-trainer-0", UNSCHEDULABLE)),
+            {},
+            f"Unschedulable: sums-trainer-0: {UNSCHEDULABLE[1]}",
         ),
         ((waiting("sums-reward-0", ("Unschedulable", "x" * 9999)),), {}, None),
     ],

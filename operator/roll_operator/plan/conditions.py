@@ -36,17 +36,19 @@ Truth = tuple[bool, str, str]
 
 def obstacle(observed: Observed) -> str:
     """`Kind: pod: the cluster's words`; empty when every pod starts."""
-    found = [
-        (_rank(kind), name, kind, message) for name, (kind, message) in observed.refused.items()
-    ]
+    found = [(name, kind, message) for name, (kind, message) in observed.refused.items()]
     for pod in observed.pods:
         if pod.pending is not None and pod.phase is not PodPhase.EXITED:
-            kind, message = pod.pending
-            found.append((_rank(kind), pod.name, kind, message))
+            found.append((pod.name, *pod.pending))
     if not found:
         return ""
-    _, name, kind, message = min(found)
+    name, kind, message = min(found, key=lambda o: (_rank(o[1]), _of_others(o[2]), o))
     return f"{kind}: {name}: {message}"[:TEXT]
+
+
+def _of_others(message: str) -> bool:
+    """Whether a member of a gang only waits for the others: the one that they wait for tells more."""
+    return any(words in message.lower() for words in ("pod group", "podgroup"))
 
 
 def _rank(kind: str) -> int:
