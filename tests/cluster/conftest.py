@@ -14,6 +14,8 @@ from roll_cluster.cluster import Cluster
 from support.kubernetes import Kubernetes, roll_cluster
 
 FOLDER = Path(__file__).parent
+SECONDS = 900
+"""For a test that finds no cluster: it waits for its start, for the images and for the chart."""
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
@@ -25,6 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(FOLDER) and "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SECONDS))
     items.sort(key=lambda item: item.get_closest_marker("ends_the_cluster") is not None)
     if not possible() and os.environ.get("CI") != "true":
         left_out = [item for item in items if "cluster" in getattr(item, "fixturenames", ())]
@@ -59,6 +63,14 @@ def cluster() -> Iterator[Kubernetes]:
     yield Kubernetes(state.kubeconfig, state, started_here=not was_up)
     if not was_up:
         roll_cluster("down")
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Kubernetes) -> Kubernetes:
+    """The cluster with this repository's operator, installed by its chart."""
+    environment = {} if cluster.state else {"KUBECONFIG": str(cluster.kubeconfig)}
+    roll_cluster("install", **environment)
+    return cluster
 
 
 @pytest.fixture

@@ -1,0 +1,255 @@
+"""Jobs whose workers only wait: what the operator, the API server and the cluster make of them."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from roll_cluster import ClusterError
+from roll_cluster.project import NAMESPACE as OPERATOR_NAMESPACE
+from roll_cluster.settings import NODE
+from support.kubernetes import Kubernetes, Manifest, eventually
+from support.rljobs import ROLES, Job, operator_pod, waiting
+
+KINDS = (
+    "rljobs,pods,services,configmaps,secrets,serviceaccounts,persistentvolumeclaims,"
+    "poddisruptionbudgets,networkpolicies,podgroups.scheduling.k8s.io"
+)
+
+
+def node(name: str, **metadata: Any) -> Manifest:
+    """A Node object that no kubelet stands behind."""
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **metadata}}
+
+
+def report_ready(cluster: Kubernetes, name: str, **resources: str) -> None:
+    """What a kubelet says every few seconds. A node of which it is not repeated is lost after 20 s."""
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **resources}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    ready["lastHeartbeatTime"] = now
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+    change = json.dumps({"status": status})
+    cluster("patch", "node", name, "--subresource=status", "--type=merge", "-p", change)
+
+
+@pytest.fixture
+def ghost(operator: Kubernetes) -> Iterator[str]:
+    name = "ghost"
+    operator("delete", "node", name, "--ignore-not-found")
+    yield name
+    operator("delete", "node", name, "--ignore-not-found")
+
+
+def test_every_object_of_a_job_is_its_own_and_says_so(operator: Kubernetes, namespace: str) -> None:
+    job = Job.apply(operator, namespace, waiting("sums", roles={"inference": {"replicas": 2}}))
+    job.until_pods_run(6)
+    owner = job.object()["metadata"]["uid"]
+    listed = operator.get(KINDS.removeprefix("rljobs,"), "-n", namespace, "-l", "roll.dev/job=sums")
+    kinds = {item["kind"] for item in listed["items"]}
+    assert kinds == {
+        *("Pod", "Service", "ConfigMap", "Secret", "ServiceAccount", "PersistentVolumeClaim"),
+        *("PodDisruptionBudget", "NetworkPolicy", "PodGroup"),
+    }
+    for item in listed["items"]:
+        (reference,) = item["metadata"]["ownerReferences"]
+        assert (reference["uid"], reference["controller"]) == (owner, True)
+        assert item["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "roll-operator"
+
+
+def test_scale_changes_the_inference_pods(operator: Kubernetes, namespace: str) -> None:
+    job = Job.apply(operator, namespace, waiting("sums"))
+    job.until_pods_run(5)
+    before = {name: pod["metadata"]["uid"] for name, pod in job.pods().items()}
+    job.kubectl("scale", "rljob", "sums", "--replicas=3")
+    job.until_pods_run(7)
+    assert {"sums-inference-1", "sums-inference-2"} == job.pods().keys() - before.keys()
+    job.kubectl("scale", "rljob", "sums", "--replicas=1")
+    eventually("two are gone", lambda: job.pods().keys() == before.keys())
+    assert {name: pod["metadata"]["uid"] for name, pod in job.pods().items()} == before
+    scale = json.loads(
+        operator(
+            "get", "--raw", f"/apis/roll.dev/v1alpha1/namespaces/{namespace}/rljobs/sums/scale"
+        )
+    )
+    assert scale["spec"]["replicas"] == 1
+    assert scale["status"]["selector"] == "roll.dev/job=sums,roll.dev/role=inference"
+
+
+def test_suspend_takes_the_pods_and_resume_brings_others(
+    operator: Kubernetes, namespace: str
+) -> None:
+    job = Job.apply(operator, namespace, waiting("sums"))
+    job.until_pods_run(5)
+    before = {pod["metadata"]["uid"] for pod in job.pods().values()}
+    job.patch({"suspend": True})
+    job.until_phase("Suspended")
+    assert job.pods() == {}
+    job.patch({"suspend": False})
+    job.until_pods_run(5)
+    assert before.isdisjoint(pod["metadata"]["uid"] for pod in job.pods().values())
+    assert job.restarts() == {}
+
+
+@pytest.fixture
+def no_operator(operator: Kubernetes) -> Iterator[None]:
+    """Gone once the test asks; there again after it."""
+    yield
+    operator("scale", "deployment/roll-operator", "-n", OPERATOR_NAMESPACE, "--replicas=1")
+    operator("rollout", "status", "deployment/roll-operator", "-n", OPERATOR_NAMESPACE)
+
+
+def test_deleted_while_the_operator_is_down_it_leaves_nothing(
+    operator: Kubernetes, namespace: str, no_operator: None
+) -> None:
+    job = Job.apply(operator, namespace, waiting("sums", storage={"size": "1Gi"}))
+    job.until_pods_run(5)
+    name = operator_pod(operator)["metadata"]["name"]
+    operator("scale", "deployment/roll-operator", "-n", OPERATOR_NAMESPACE, "--replicas=0")
+    operator("wait", "--for=delete", f"pod/{name}", "-n", OPERATOR_NAMESPACE, "--timeout=60s")
+    job.kubectl("delete", "rljob", "sums", "--timeout=20s")
+
+    def left() -> list[str]:
+        listed = operator.get(KINDS, "-n", namespace)["items"]
+        names = [f"{item['kind']}/{item['metadata']['name']}" for item in listed]
+        return [n for n in names if n.partition("/")[2].startswith("sums")]
+
+    eventually("nothing is left", lambda: not left() or None, 90)
+
+
+def test_a_pod_on_a_lost_node_is_fenced_and_replaced(
+    operator: Kubernetes, namespace: str, ghost: str
+) -> None:
+    prefer = {
+        "weight": 100,
+        "preference": {
+            "matchExpressions": [{"key": "test/ghost", "operator": "In", "values": [namespace]}]
+        },
+    }
+    wish = {
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [prefer]}},
+        "tolerations": [{"key": "test/ghost", "operator": "Exists"}],
+    }
+    operator.apply(node(ghost, labels={"test/ghost": namespace}))
+    operator("taint", "node", ghost, "test/ghost=:NoSchedule")  # one pod only is to land there
+    report_ready(operator, ghost)
+    eventually(
+        "the ghost takes pods", lambda: len(operator.get("node", ghost)["spec"]["taints"]) == 1
+    )
+    job = Job.apply(
+        operator, namespace, waiting("sums", roles={"reward": {"template": {"spec": wish}}})
+    )
+    eventually("its pods are placed", lambda: job.pod("reward")["spec"].get("nodeName"))
+    assert job.pod("reward")["spec"]["nodeName"] == ghost
+    eventually("the ghost is lost", lambda: ready_of(operator.get("node", ghost)) == "Unknown")
+    stuck = job.uid("reward")
+    job.kubectl("delete", "pod", "sums-reward-0", "--grace-period=1", "--wait=false")
+    assert job.uid("reward") == stuck  # nobody confirms its end
+    eventually("it is fenced", lambda: stuck in job.status()["record"].get("fenced", []), 90)
+    eventually("it is replaced", lambda: job.uid("reward") not in ("", stuck), 30)
+    eventually("on a real node", lambda: job.pod("reward")["spec"].get("nodeName") == NODE)
+    assert (job.role("reward")["attempt"], job.restarts()) == (1, {})
+
+
+def ready_of(found: Manifest) -> str:
+    conditions = found["status"].get("conditions", [])
+    return next((str(c["status"]) for c in conditions if c["type"] == "Ready"), "")
+
+
+GPU = {"count": 2, "products": ["NVIDIA-H100-80GB-HBM3"], "minMemoryMiB": 80_000}
+
+
+def test_a_job_waits_for_gpus_and_says_so_until_a_node_has_them(
+    operator: Kubernetes, namespace: str, ghost: str
+) -> None:
+    job = Job.apply(operator, namespace, waiting("sums", roles={"trainer": {"gpu": GPU}}))
+    waits = "Unschedulable: sums-trainer-0: 0/"  # the others of its gang wait for it
+    job.until(waits, lambda status: status.get("pendingReason", "").startswith(waits))
+    labels = {
+        "nvidia.com/gpu.product": GPU["products"][0],
+        "nvidia.com/gpu.memory": "81559",
+        "nvidia.com/gpu.count": "8",
+    }
+    operator.apply(node(ghost, labels=labels))
+    taint = "nvidia.com/gpu=present:NoSchedule"
+    operator("taint", "node", ghost, taint)
+
+    def lands() -> bool:
+        report_ready(operator, ghost, **{"nvidia.com/gpu": "8"})
+        return bool(job.pod("trainer")["spec"].get("nodeName") == ghost)
+
+    eventually("it lands", lands)
+    others = [role for role in ROLES if role != "trainer"]
+    eventually(
+        "the others run on the real node",
+        lambda: {job.pod(role)["spec"].get("nodeName") for role in others} == {NODE},
+    )
+
+
+def test_an_image_that_does_not_exist_is_named(operator: Kubernetes, namespace: str) -> None:
+    roles = {role: {"replicas": 1} for role in ROLES}
+    manifest = waiting("sums")
+    manifest["spec"] |= {"image": "localhost/no-such-image:1", "roles": roles}
+    job = Job.apply(operator, namespace, manifest)
+    job.until(
+        "names the image",
+        lambda status: (
+            "ImagePull" in status.get("pendingReason", "")
+            and "no-such-image" in status["pendingReason"]
+        ),
+    )
+    assert job.status()["phase"] == "Starting"
+
+
+def test_a_crash_loop_spends_its_budget_and_fails_the_job(
+    operator: Kubernetes, namespace: str
+) -> None:
+    crash = ["bash", "-c", "echo no such scorer >&2; exit 7"]
+    policy = {"maxRestarts": 2, "backoffSeconds": 1, "backoffMaxSeconds": 1}
+    manifest = waiting("sums", {"reward": crash}, failurePolicy=policy)
+    job = Job.apply(operator, namespace, manifest)
+    eventually("Failed", lambda: job.status().get("phase") == "Failed", 90)
+    eventually("its pods are gone", lambda: not _alive(job))
+    status = job.status()
+    last = status["roles"]["reward"]["lastFailure"]
+    assert status["reason"] == "RestartsExhausted"
+    assert "sums-reward-0" in status["message"] and "no such scorer" in status["message"]
+    assert (last["exitCode"], last["message"]) == (7, "no such scorer")
+    assert job.restarts() == {"reward": 2}
+    failed = {c["type"]: c["status"] for c in status["conditions"]}["Failed"]
+    assert failed == "True"
+
+
+def _alive(job: Job) -> list[str]:
+    pods = job.pods().items()
+    return [n for n, pod in pods if pod["status"]["phase"] not in ("Failed", "Succeeded")]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"steps": 0}, "spec.steps"),
+        ({"stepz": 3}, "spec.stepz"),
+        ({"model": {}}, "spec.model.path"),
+        ({"roles": {"inference": {"replicas": 0}}}, "spec.roles.inference"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_job_is_refused_with_the_fields_name(
+    operator: Kubernetes, namespace: str, change: Manifest, field: str
+) -> None:
+    manifest = waiting("sums")
+    manifest["spec"] |= change
+    place = f"/apis/roll.dev/v1alpha1/namespaces/{namespace}/rljobs?fieldValidation=Strict"
+    with pytest.raises(ClusterError) as refused:  # by the server: kubectl's own words differ
+        operator("create", "--raw", place, "-f", "-", stdin=json.dumps(manifest))
+    assert field in str(refused.value)
+
+
+def test_what_may_not_change_while_it_runs_is_refused(operator: Kubernetes, namespace: str) -> None:
+    job = Job.apply(operator, namespace, waiting("sums"))
+    with pytest.raises(ClusterError) as refused:
+        job.patch({"rollout": {"groupSize": 2}})
+    assert "spec.rollout" in str(refused.value)
+    assert "suspend: true first" in str(refused.value)
