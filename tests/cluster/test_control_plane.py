@@ -144,11 +144,12 @@ def test_a_pod_on_a_lost_node_is_fenced_and_replaced(
     assert job.pod("reward")["spec"]["nodeName"] == ghost
     eventually("the ghost is lost", lambda: ready_of(operator.get("node", ghost)) == "Unknown")
     stuck = job.uid("reward")
-    job.kubectl("delete", "pod", "sums-reward-0", "--grace-period=1", "--wait=false")
-    assert job.uid("reward") == stuck  # nobody confirms its end
-    eventually("it is fenced", lambda: stuck in job.status()["record"].get("fenced", []), 90)
-    eventually("it is replaced", lambda: job.uid("reward") not in ("", stuck), 30)
-    eventually("on a real node", lambda: job.pod("reward")["spec"].get("nodeName") == NODE)
+    with job.watched(".status.record.fenced") as fenced:
+        job.kubectl("delete", "pod", "sums-reward-0", "--grace-period=1", "--wait=false")
+        assert job.uid("reward") == stuck  # nobody confirms its end
+        eventually("it is replaced", lambda: job.uid("reward") not in ("", stuck), 90)
+        eventually("on a real node", lambda: job.pod("reward")["spec"].get("nodeName") == NODE)
+    assert f'["{stuck}"]' in fenced
     assert (job.role("reward")["attempt"], job.restarts()) == (1, {})
 
 
@@ -163,8 +164,8 @@ GPU = {"count": 2, "products": ["NVIDIA-H100-80GB-HBM3"], "minMemoryMiB": 80_000
 def test_a_job_waits_for_gpus_and_says_so_until_a_node_has_them(
     operator: Kubernetes, namespace: str, ghost: str
 ) -> None:
-    job = Job.apply(operator, namespace, waiting("sums", roles={"trainer": {"gpu": GPU}}))
-    waits = "Unschedulable: sums-trainer-0: 0/"  # the others of its gang wait for it
+    job = Job.apply(operator, namespace, waiting("sums", roles={"inference": {"gpu": GPU}}))
+    waits = "Unschedulable: sums-inference-0: 0/"  # the others of its gang wait for it
     job.until(waits, lambda status: status.get("pendingReason", "").startswith(waits))
     labels = {
         "nvidia.com/gpu.product": GPU["products"][0],
@@ -177,10 +178,10 @@ def test_a_job_waits_for_gpus_and_says_so_until_a_node_has_them(
 
     def lands() -> bool:
         report_ready(operator, ghost, **{"nvidia.com/gpu": "8"})
-        return bool(job.pod("trainer")["spec"].get("nodeName") == ghost)
+        return bool(job.pod("inference")["spec"].get("nodeName") == ghost)
 
     eventually("it lands", lands)
-    others = [role for role in ROLES if role != "trainer"]
+    others = [role for role in ROLES if role != "inference"]
     eventually(
         "the others run on the real node",
         lambda: {job.pod(role)["spec"].get("nodeName") for role in others} == {NODE},

@@ -3,13 +3,16 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from roll_cluster import ClusterError
 from roll_cluster.containers import Containers
 from roll_cluster.project import NAMESPACE as OPERATOR_NAMESPACE
+from roll_cluster.settings import binaries_folder
 
 from support.kubernetes import Kubernetes, Manifest, eventually
 
@@ -79,7 +82,7 @@ class Job:
         return cls(cluster, namespace, manifest["metadata"]["name"])
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        return self.cluster(*arguments, "-n", self.namespace, stdin=stdin)
+        return self.cluster("-n", self.namespace, *arguments, stdin=stdin)
 
     def object(self) -> Manifest:
         found: Manifest = self.cluster.get("rljob", self.name, "-n", self.namespace)
@@ -153,6 +156,22 @@ class Job:
             ),
             seconds,
         )
+
+    @contextmanager
+    def watched(self, path: str) -> Iterator[list[str]]:
+        """Every value that this part of the job had, of which a look now and then would miss some."""
+        built, show = binaries_folder() / "kubectl", f'-o=jsonpath={{{path}}}{{"\\n"}}'
+        kubectl = [built if built.exists() else "kubectl", "-n", self.namespace]
+        seen: list[str] = []
+        with subprocess.Popen(
+            [*kubectl, "get", "rljob", self.name, "--watch", show],
+            env=os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            yield seen
+            process.terminate()
+            seen.extend(process.communicate()[0].splitlines())
 
     def sigkill(self, role: str) -> None:
         """The process of the role's container, from outside, as the kernel does when memory is short."""
