@@ -229,6 +229,10 @@ def running(world: World, namespace: str) -> str:
             }
         },
         "pendingReason": "Unschedulable: sums-inference-1: 0/1 nodes are available",
+        "conditions": [
+            {"type": "LedgerLost", "status": "True", "reason": "LedgerLost", "message": "anew"},
+            {"type": "Stalled", "status": "False", "reason": "Progressing"},
+        ],
         "record": {"secret": 1},
     }
     set_phase(world, namespace, "Recovering", **status)
@@ -266,6 +270,7 @@ def test_the_status_of_a_job_looks_like_that_of_a_run(world: World, running: str
         "samples    1792 trained, 100/s, stale 0",
         "restarts   trainer 1",
         "pending    Unschedulable: sums-inference-1: 0/1 nodes are available",
+        "condition  LedgerLost: anew",
         "failure    sums-trainer-0: ended: out of memory",
     ):
         assert line in text.splitlines(), text

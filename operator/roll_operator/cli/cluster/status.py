@@ -89,7 +89,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if document["pendingReason"]:
         lines.append(f"pending    {document['pendingReason']}")
     lines += [
-        f"{c['type'].lower():<11}{c.get('message') or c.get('reason')}"
+        f"condition  {c['type']}: {c.get('message') or c.get('reason')}"
         for c in document["conditions"]
         if c.get("status") == "True" and c["type"] in TOLD
     ]
