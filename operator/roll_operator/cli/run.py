@@ -105,8 +105,10 @@ async def _run(job: RLJob, folder: RunFolder, site: Site, state: State, view: Vi
 
 
 def _is_finished(folder: RunFolder, job: RLJob) -> bool:
+    """Also summed up: a run whose last words met a full disk is taken up once more to say them."""
     state = folder.state()
-    return state.get("phase") == "Succeeded" and job.spec.steps <= state.get("steps", 0)
+    done = state.get("phase") == "Succeeded" and job.spec.steps <= state.get("steps", 0)
+    return done and folder.summary().get("phase") == "Succeeded"
 
 
 def _choose_port(folder: RunFolder, asked: int | None) -> int:

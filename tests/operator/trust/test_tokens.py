@@ -60,7 +60,7 @@ def test_a_pods_token_tells_which_pod_it_is(keys: Path) -> None:
         (OTHER.pod("uid-1"), "Signature verification failed"),
         (Issuer("unheard").pod("uid-1"), "the key unheard, unknown"),
         (ISSUER.sign(aud=[audience(JOB_UID)]), "bound to no pod"),
-        (ISSUER.sign(aud=[audience(JOB_UID)], nbf=time.time() + 600), "not yet valid"),
+        (ISSUER.sign(aud=[audience(JOB_UID)], nbf=time.time() + 86_400), "not yet valid"),
         (ISSUER.sign(exp=None, aud=[audience(JOB_UID)]), "can't be trusted"),
         (forged("none"), "can't be trusted"),
         (forged("HS256", PUBLIC_PEM), "can't be trusted"),
