@@ -41,6 +41,7 @@ def eventually(what: str, truth: Callable[[], object], seconds: float = 60) -> N
     """Until it is true. What kubectl refuses meanwhile counts as not yet true."""
     deadline = time.monotonic() + seconds
     seen: object = None
+    pause = 0.1
     while time.monotonic() < deadline:
         try:
             seen = truth()
@@ -49,7 +50,8 @@ def eventually(what: str, truth: Callable[[], object], seconds: float = 60) -> N
         else:
             if seen:
                 return
-        time.sleep(0.2)
+        time.sleep(pause)
+        pause = min(1.0, 1.3 * pause)  # kubectl itself costs more than most of what it waits for
     raise AssertionError(f"not within {seconds:g} s: {what} (last: {seen})")
 
 
