@@ -157,6 +157,8 @@ def samples(
         typer.Option("--id", metavar="GROUP.INDEX", help="The whole story of one sample."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Samples shown, at most.")] = 50,
+    screen: Annotated[bool, typer.Option("--screen", hidden=True)] = False,
+    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
     namespace: NamespaceOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -165,18 +167,29 @@ def samples(
     Examples: roll samples runs/arithmetic --follow; kubectl roll samples arithmetic --id 17.3
     """
     target, as_json = find_target(run, namespace), output is Output.JSON
+    screen = screen or (follow and not as_json and sys.stdout.isatty())
     if isinstance(target, JobOnCluster):
         from roll_operator.cli.cluster.remote import run_in_scheduler
 
         asked = ["samples", target.name, "--limit", str(limit), "--format", output.value]
-        asked += (["--follow"] if follow else []) + (["--id", id] if id is not None else [])
-        terminal = follow and not as_json and sys.stdout.isatty()
-        raise typer.Exit(run_in_scheduler(target.name, target.namespace, asked, terminal=terminal))
+        asked += ["--follow", "--while-stdin"] if follow else []
+        asked += ["--screen"] if screen else []
+        asked += ["--id", id] if id is not None else []
+        raise typer.Exit(run_in_scheduler(target.name, target.namespace, asked))
     from roll_operator.cli.samples import show_sample, show_samples
 
     if id is not None:
         raise typer.Exit(show_sample(target, id, as_json=as_json))
-    raise typer.Exit(show_samples(target, follow=follow, limit=limit, as_json=as_json))
+    raise typer.Exit(
+        show_samples(
+            target,
+            follow=follow,
+            limit=limit,
+            as_json=as_json,
+            screen=screen,
+            while_stdin=while_stdin,
+        )
+    )
 
 
 @app.command()

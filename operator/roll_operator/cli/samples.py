@@ -1,6 +1,7 @@
 """`roll samples`: from the scheduler while the job runs, from the ledger otherwise."""
 
 import json
+import select
 import sys
 import time
 from collections.abc import Iterable
@@ -28,8 +29,17 @@ COLUMNS = (
 )
 
 
-def show_samples(folder: RunFolder, *, follow: bool, limit: int, as_json: bool) -> int:
-    screen = follow and not as_json and sys.stdout.isatty()
+def show_samples(
+    folder: RunFolder,
+    *,
+    follow: bool,
+    limit: int,
+    as_json: bool,
+    screen: bool,
+    while_stdin: bool = False,
+) -> int:
+    """`screen`: each picture replaces the one before. `while_stdin`: follow until stdin is closed, which tells
+    a command in a pod that its caller is gone."""
     while True:
         listed = _list(folder, limit)
         rows = [_row(state) for state in listed.samples]
@@ -42,7 +52,10 @@ def show_samples(folder: RunFolder, *, follow: bool, limit: int, as_json: bool) 
             print(_table(rows, listed.total), flush=True)
         if not follow or not folder.in_use():
             return 0
-        time.sleep(FOLLOW_SECONDS)
+        if not while_stdin:
+            time.sleep(FOLLOW_SECONDS)
+        elif select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]:
+            return 0
 
 
 def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:

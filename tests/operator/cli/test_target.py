@@ -83,6 +83,8 @@ def test_a_scheduler_is_asked_through_the_socket_in_its_container(tmp_path: Path
         no_ledger = {"ROLL_STORAGE": str(tmp_path)}
         assert roll(inside | no_ledger, "samples", "sums") == (0, "0 in flight")
         assert roll(inside, "ledger", "verify", "sums")[0] == 0
+        # Stdin is at its end: who asked is gone.
+        assert roll(inside, "samples", "sums", "--follow", "--while-stdin") == (0, "0 in flight")
         scheduler.kill()
         assert roll(inside, "samples", "sums") == (0, "0 in flight")
         code, said = roll(inside | no_ledger, "samples", "sums")
@@ -96,6 +98,7 @@ def roll(env: dict[str, str], *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "roll_operator.cli", *arguments],
         env=os.environ | env,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,

@@ -106,31 +106,32 @@ def _failures(job: Manifest) -> Iterator[Manifest]:
 
 def _follow(cluster: Cluster, job: str, choice: Choice) -> int:
     """A thread per container, new ones as pods are replaced, until the job is at rest and all is told."""
-    known: dict[tuple[str, int], threading.Thread] = {}
+    known: dict[tuple[str, int], _Follower] = {}
     lock = threading.Lock()
     while True:
         found = cluster.find(paths.job(cluster.namespace, job))
         for log in _logs(cluster.pods(job), job):
             key = (log.uid, log.restarts)
-            if _fits(log, choice) and (key not in known or _ended_early(known[key])):
+            if _fits(log, choice) and (key not in known or known[key].came_too_early()):
                 known[key] = _Follower(cluster, log, choice, lock)
                 known[key].start()
+        if any(follower.unread for follower in known.values()):
+            raise BrokenPipeError  # `| head` has seen enough
         phase = ((found or {}).get("status") or {}).get("phase")
         if (found is None or phase in AT_REST) and not any(t.is_alive() for t in known.values()):
             return 0
         time.sleep(POLL_SECONDS)
 
 
-def _ended_early(thread: threading.Thread) -> bool:
-    return isinstance(thread, _Follower) and not thread.is_alive() and not thread.began
-
-
 class _Follower(threading.Thread):
     def __init__(self, cluster: Cluster, log: _Log, choice: Choice, lock: threading.Lock) -> None:
         super().__init__(daemon=True)
         self._cluster, self._log, self._choice, self._lock = cluster, log, choice, lock
-        self.began = False
-        """False: the container has not started; it is asked again."""
+        self.began = self.unread = False
+
+    def came_too_early(self) -> bool:
+        """The container had not started: it is to be asked again."""
+        return not self.is_alive() and not self.began
 
     def run(self) -> None:
         try:
@@ -138,5 +139,7 @@ class _Follower(threading.Thread):
                 self.began = True
                 with self._lock:
                     print(f"{self._log.title} | {line}", flush=True)
-        except (errors.ApiError, RunError, BrokenPipeError):
+        except BrokenPipeError:
+            self.unread = True
+        except (errors.ApiError, RunError):
             return

@@ -17,9 +17,7 @@ CONTAINER = "scheduler"
 WAIT_SECONDS = 1.0
 
 
-def run_in_scheduler(
-    job: str, namespace: str | None, arguments: Sequence[str], *, terminal: bool = False
-) -> int:
+def run_in_scheduler(job: str, namespace: str | None, arguments: Sequence[str]) -> int:
     """Runs `roll …` there; what it writes is written here, and its exit code is returned."""
     cluster = Cluster(namespace)
     cluster.job(job)
@@ -36,10 +34,11 @@ def run_in_scheduler(
             cluster.namespace,
             container=CONTAINER,
             command=["python", "-m", "roll_operator.cli", *arguments],
-            stdin=False,
+            # Nothing is sent. That it closes tells the command that nobody listens; a terminal would not.
+            stdin=True,
             stdout=True,
-            stderr=not terminal,
-            tty=terminal,
+            stderr=True,
+            tty=False,
             _preload_content=False,
         )
     except ApiException as error:
@@ -48,14 +47,19 @@ def run_in_scheduler(
 
 
 def _relay(session: Any, pod: str) -> int:
+    from websocket import WebSocketException
+
     try:
         while session.is_open():
             session.update(timeout=WAIT_SECONDS)
             _write(session)
         _write(session)
         return int(session.returncode)
-    except (TypeError, KeyError, ValueError):  # the connection ended without a word on how
-        raise RunError(f"the connection to pod {pod} broke") from None
+    except BrokenPipeError:
+        raise
+    except (WebSocketException, OSError, TypeError, KeyError, ValueError) as error:
+        # Without the last message, which says how the command ended, the client finds no exit code.
+        raise RunError(f"the connection to pod {pod} broke") from error
     finally:
         session.close()
 
