@@ -39,6 +39,7 @@ from roll_operator.plan import (
     Observed,
     Plan,
     PodPhase,
+    Progress,
     RemovePod,
     Restarted,
     StartPod,
@@ -136,8 +137,10 @@ class Reconciler:
         result = plan(job, observed, now, where)
         last = _stops_scheduler(job, result)
         if last:  # what the workers saved on their way out is newer than its report
-            latest = await self._links.last_word(key) or observed.progress
-            result = plan(job, replace(observed, progress=latest), now, where)
+            latest = await self._links.last_word(key)
+            result = plan(
+                job, replace(observed, progress=_final(observed.progress, latest)), now, where
+            )
         later = await self._status.write(entry, result, at_once=last)
         if any(isinstance(a, DeleteJob) for a in result.actions):
             await self._delete_job(entry)
@@ -333,6 +336,13 @@ class Reconciler:
                     gone=tuple(sorted(fenced)),
                 )
         return None
+
+
+def _final(known: Progress | None, latest: Progress | None) -> Progress | None:
+    """The rate fades while workers end; what counts is that of the time when they trained."""
+    if known is None or latest is None:
+        return latest or known
+    return replace(latest, samples_per_second=known.samples_per_second)
 
 
 def _stops_scheduler(job: RLJob, result: Plan) -> bool:
