@@ -1,6 +1,8 @@
 """The operator's line to a job's scheduler: reads progress, says which pods are there and which are gone."""
 
+import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -31,18 +33,15 @@ class SchedulerLink:
             options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
             self._channel = grpc.aio.secure_channel(address, credentials, options=options)
         self._control = control_pb2_grpc.ControlAsyncStub(self._channel)
+        self._closed = False
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()
 
     async def progress(self) -> Progress | None:
-        try:
-            reply = await self._control.GetProgress(
-                control_pb2.ProgressRequest(), timeout=CALL_SECONDS
-            )
-        except grpc.aio.AioRpcError:
-            return None
-        return read_progress(reply)
+        reply = await self._answer(self._control.GetProgress, control_pb2.ProgressRequest())
+        return None if reply is None else read_progress(reply)
 
     async def sync(
         self, job_uid: str, current: Iterable[Pod], gone: Iterable[str], leader: int | None = None
@@ -58,11 +57,22 @@ class SchedulerLink:
             authoritative=leader is not None,
             leader=leader or 0,
         )
+        return await self._answer(self._control.SyncPods, message) is not None
+
+    async def _answer(self, method: Any, message: Any) -> Any:
+        """None: there was none."""
+        if self._closed:
+            return None
         try:
-            await self._control.SyncPods(message, timeout=CALL_SECONDS)
+            return await method(message, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError:
-            return False
-        return True
+            return None
+        except asyncio.CancelledError:
+            # A channel that is closed cancels the calls on their way; who waits for them was not cancelled.
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                return None
+            raise
 
 
 def read_progress(reply: control_pb2.JobProgress) -> Progress:

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from roll_operator.controller.cluster import links
 from roll_operator.controller.cluster.links import LinkPool, Target
+from roll_operator.controller.link import SchedulerLink
 from roll_operator.plan import Pod, PodPhase
 from roll_wire import control_pb2, control_pb2_grpc
 from support.operator_world import PLACES, Kubelet, Start, World, eventually
@@ -112,6 +113,41 @@ def test_a_scheduler_hears_every_change_and_all_of_it_after_a_restart(
     monkeypatch.setattr(links, "PORT", 17170)
     monkeypatch.setattr(links, "POLL_SECONDS", 0.01)
     asyncio.run(scenario())
+
+
+class Pondering(FakeScheduler):
+    """Takes its time with every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def GetProgress(self, request: Any, context: Any) -> control_pb2.JobProgress:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_who_asks_a_scheduler_goes_on_when_the_line_is_cut_meanwhile() -> None:
+    async def scenario() -> None:
+        scheduler = Pondering()
+        server = grpc.aio.server()
+        control_pb2_grpc.add_ControlServicer_to_server(scheduler, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        link = SchedulerLink(f"127.0.0.1:{port}")
+        asking = asyncio.create_task(link.progress())
+        await scheduler.asked.wait()
+
+        await link.close()
+
+        await asyncio.wait({asking})
+        assert not asking.cancelled(), "a caller of all jobs would be gone with one job's scheduler"
+        assert asking.result() is None
+        assert await link.progress() is None, "nor does a line that is cut raise anything"
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_job_runs_and_ends_by_its_schedulers_word(
