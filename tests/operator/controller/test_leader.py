@@ -113,14 +113,30 @@ def test_times_written_by_other_clocks_decide_nothing() -> None:
 def test_the_term_rises_with_every_holder() -> None:
     leases, a, b = Leases(), Election("a"), Election("b")
     write(a, leases, 0)
+    first = a.term
     write(a, leases, 2)
-    assert a.term == 1
+    assert a.term == first > 0
     write(b, leases, 3)
     write(b, leases, 30)
-    assert b.term == 2
+    assert b.term == first + 1
     write(a, leases, 31)
     write(a, leases, 60)
-    assert a.term == 3
+    assert a.term == first + 2
+
+
+@pytest.mark.parametrize("successor", ["the same", "a stranger"])
+def test_the_term_rises_though_the_lease_was_deleted(successor: str) -> None:
+    leases, a, b = Leases(), Election("a"), Election("b")
+    write(a, leases, 0)
+    write(b, leases, 1)
+    write(b, leases, 30)
+    leases.lease = None
+
+    heir = b if successor == "the same" else Election("c")
+    last = b.term
+    write(heir, leases, 120)
+
+    assert heir.term > last, "schedulers would refuse the word of an operator with an older term"
 
 
 def test_a_released_lease_is_taken_at_once() -> None:

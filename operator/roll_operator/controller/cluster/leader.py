@@ -67,7 +67,11 @@ class Election:
         stamp = datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if spec.get("holderIdentity") != self.identity:
             spec["acquireTime"] = stamp
-            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + bool(lease)
+            if lease is None:
+                # Somebody may have deleted the one before, whose terms the schedulers remember.
+                spec["leaseTransitions"] = max(self.term, int(wall // 60))
+            else:
+                spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
         spec |= {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": int(LEASE_SECONDS),
