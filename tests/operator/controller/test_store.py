@@ -204,6 +204,7 @@ def test_an_unchanged_spec_is_not_read_again() -> None:
         ({"spec": {}}, "spec.model"),
         ({"spec": {**JOB["spec"], "steps": "many"}}, "spec.steps"),
         ({"status": {"record": {"scopes": 7}}}, "record"),
+        ({"spec": {**JOB["spec"], "storage": {"uri": "s3://b/p"}}}, "storage.uri: object stores"),
     ],
 )
 def test_a_job_that_cannot_be_read_is_kept_with_the_reason(more: dict[str, Any], said: str) -> None:

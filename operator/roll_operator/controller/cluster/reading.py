@@ -7,6 +7,7 @@ from roll_api import JobStatus, RLJob, spec_hash
 
 from roll_operator.controller.cluster.store import JobEntry
 from roll_operator.plan import Record
+from roll_operator.plan.not_yet import not_yet
 from roll_operator.plan.record import read_record
 
 INVALID = "Invalid"
@@ -39,6 +40,8 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
                 {**manifest, "metadata": _kept(metadata), "status": None}
             )
             entry.spec_hash = spec_hash(entry.job)
+            if asked := "; ".join(f"{k}: {m}" for k, m in not_yet(entry.job.spec, cluster=True)):
+                entry.job, entry.problem = None, asked
     except (ValidationError, TypeError, ValueError, AttributeError) as error:
         entry.problem = _said(error)
     try:
