@@ -23,6 +23,8 @@ EVERYTHING = {
     "metrics.rules.enabled": True,
     "metrics.dashboard.enabled": True,
     "networkPolicy.metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    "operator.certManagerIssuer": "ClusterIssuer/corp",
+    "operator.certManagerCA": "corp-authority",
     "operator.extraEnv": [{"name": "TZ", "value": "UTC"}],
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"operator": "Exists"}],
@@ -125,6 +127,8 @@ def test_the_operator_understands_the_environment_that_it_is_given() -> None:
     assert settings.worker_image == "localhost/roll-worker:0.1.0"
     assert settings.service_account == "roll-operator"
     assert settings.token == "/var/run/secrets/roll/token"
+    assert settings.cert_manager_issuer == "ClusterIssuer/corp"
+    assert str(settings.authority) == "/etc/roll/issuer/ca.crt"
 
 
 def test_every_variable_that_the_operator_reads_is_set_and_no_other() -> None:
@@ -205,6 +209,8 @@ def test_the_operator_reaches_schedulers_and_the_api_server_only(
         ("watchNamespaces", ["Blue"], "watchNamespaces"),
         ("operator.qps", 0, "qps"),
         ("operator.logLevel", "loud", "logLevel"),
+        ("operator.certManagerIssuer", "corp", "certManagerCA"),
+        ("operator.certManagerIssuer", "clusterissuer/corp", "certManagerIssuer"),
         ("metrics.serviceMonitor.interval", "often", "interval"),
         ("networkPolicy.apiServerPorts", [], "apiServerPorts"),
     ],

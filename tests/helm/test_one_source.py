@@ -44,7 +44,9 @@ def test_the_chart_grants_what_the_operator_uses() -> None:
     copied = (CHART / "files" / "rbac.yaml").read_text(encoding="utf-8")
     source = YAML(typ="safe").load(RIGHTS)
     granted = {r["metadata"]["name"]: r["rules"] for r in roles(render())}
-    with_issuer = roles(render(**{"operator.certManagerIssuer": "ca"}))
+    with_issuer = roles(
+        render(**{"operator.certManagerIssuer": "ca", "operator.certManagerCA": "authority"})
+    )
 
     assert copied == RIGHTS.read_text(encoding="utf-8"), "run: make generate"
     assert granted["roll-operator"] == source["cluster"] + source["jobs"]

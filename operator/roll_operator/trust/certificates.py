@@ -72,6 +72,12 @@ def newest_serial(bundle: bytes) -> str:
     return _short(newest.serial_number) if newest else ""
 
 
+def made_at(bundle: bytes) -> float:
+    """When the newest certificate was made (unix seconds); 0 for an empty bundle."""
+    newest = _newest(bundle)
+    return (newest.not_valid_before_utc + EARLIER).timestamp() if newest else 0.0
+
+
 def rotates_at(bundle: bytes) -> float:
     """When a new certificate is due (unix seconds); at once for an empty bundle."""
     newest = _newest(bundle)

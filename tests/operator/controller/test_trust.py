@@ -1,11 +1,13 @@
 """A job's certificate: made once, rotated in time, and never named before its key is stored."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from roll_operator.controller.cluster.errors import NotFound, Unavailable
 from roll_operator.controller.cluster.reading import read_job
+from roll_operator.controller.cluster.settings import BadSettings, Settings
 from roll_operator.controller.cluster.trust import SPREAD_SECONDS, TrustKeeper, config_map
 from roll_operator.trust import certificates
 from support.operator_world import JOB
@@ -83,7 +85,70 @@ def test_a_bundle_names_no_certificate_whose_key_was_not_stored(job: Any) -> Non
     keeper = TrustKeeper(server)  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
         asyncio.run(keeper.of(job))
-    assert keeper.known("u1") is None
+    assert asyncio.run(keeper.bundle(job)) == b""
+
+
+def test_after_a_change_of_leaders_a_job_that_ends_is_still_known_by_its_bundle(job: Any) -> None:
+    server = Server()
+
+    async def scenario() -> None:
+        made = await TrustKeeper(server).of(job)  # type: ignore[arg-type]
+        server.config_maps["sums-trust"] = config_map(job, made)
+
+        successor = TrustKeeper(server)  # type: ignore[arg-type]
+
+        assert await successor.bundle(job) == made.bundle
+        assert len(server.secrets) == 1, "nothing is made for a job that ends"
+
+    asyncio.run(scenario())
+
+
+def test_a_new_leader_too_waits_until_every_pod_trusts_a_new_certificate(job: Any) -> None:
+    server, now = Server(), [1_000_000_000.0]
+
+    async def scenario() -> None:
+        first = TrustKeeper(server, wall=lambda: now[0])  # type: ignore[arg-type]
+        server.config_maps["sums-trust"] = config_map(job, old := await first.of(job))
+        now[0] += 300 * DAY
+        server.config_maps["sums-trust"] = config_map(job, await first.of(job))
+        successor = TrustKeeper(server, wall=lambda: now[0])  # type: ignore[arg-type]
+        await successor.of(job)
+        assert not successor.replaces("u1", str(old.serial))
+        now[0] += SPREAD_SECONDS
+        assert successor.replaces("u1", str(old.serial))
+
+    asyncio.run(scenario())
+
+
+def test_what_cert_manager_makes_is_known_by_the_authority_that_the_operator_was_given(
+    job: Any, tmp_path: Path
+) -> None:
+    server, authority = Server(), tmp_path / "ca.crt"
+    authority.write_bytes(b"the first")
+    keeper = TrustKeeper(server, authority)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        trusted = await keeper.of(job)
+        assert (trusted.bundle, trusted.serial, server.secrets) == (b"the first", None, [])
+        assert config_map(job, trusted)["data"]["ca.crt"] == "the first"
+        authority.write_bytes(b"the next")
+        assert (await keeper.of(job)).bundle == await keeper.bundle(job) == b"the next"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "given", [{"ROLL_CERT_MANAGER_ISSUER": "ca"}, {"ROLL_CERT_MANAGER_CA": "/ca.crt"}]
+)
+def test_an_issuer_without_its_certificate_is_refused_at_the_start(given: dict[str, str]) -> None:
+    enough = {
+        "ROLL_OPERATOR_NAMESPACE": "roll",
+        "ROLL_OPERATOR_IMAGE": "operator",
+        "ROLL_WORKER_IMAGE": "worker",
+    }
+    assert Settings.read(enough).authority is None
+    with pytest.raises(BadSettings, match="ROLL_CERT_MANAGER_CA"):
+        Settings.read(enough | given)
 
 
 def test_new_keys_of_the_cluster_reach_the_bundle(job: Any) -> None:

@@ -45,7 +45,7 @@ class Target:
     name: str
     """The name in its certificate."""
     bundle: bytes
-    """Certificates to trust; empty: plain text."""
+    """Certificates to trust."""
     current: tuple[Pod, ...]
     gone: tuple[str, ...]
 
@@ -68,7 +68,8 @@ class _Line:
 
 
 class LinkPool:
-    """`changed` is called when a scheduler's word may change the plan."""
+    """`changed` is called when a scheduler's word may change the plan. Without a token lines are plain text: a
+    scheduler that verifies its callers does not answer them."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class LinkPool:
 
     def _dial(self, target: Target) -> SchedulerLink:
         address = f"[{target.ip}]:{PORT}" if ":" in target.ip else f"{target.ip}:{PORT}"
-        if not target.bundle or self._token is None:
+        if self._token is None:
             return SchedulerLink(address)
         return SchedulerLink(
             address, operator_credentials(target.bundle, self._token), name=target.name

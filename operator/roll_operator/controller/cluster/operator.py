@@ -117,7 +117,7 @@ class Operator:
                 self.proof,
             ),
             supports,
-            TrustKeeper(self.api, issued_elsewhere=bool(self.settings.cert_manager_issuer)),
+            TrustKeeper(self.api, self.settings.authority),
             Events(self.api, self.settings.identity),
             self.proof,
             cluster,

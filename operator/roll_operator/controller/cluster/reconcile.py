@@ -147,7 +147,7 @@ class Reconciler:
             return None
         refused = await self._act(entry, result.job or job, result)
         await self._renew(entry)
-        self._links.point(key, self._target(entry, job, result))
+        self._links.point(key, await self._target(entry, job, result))
         waits = [result.wake_at - self._wall() if result.wake_at is not None else None, later]
         waits.append(REFUSED_SECONDS if refused else None)
         return min((max(0.0, w) for w in waits if w is not None), default=None)
@@ -317,19 +317,21 @@ class Reconciler:
         if entry.problem:
             await self._events.tell(entry, Announce("Warning", "Invalid", entry.problem))
 
-    def _target(self, entry: JobEntry, job: RLJob, result: Plan) -> Target | None:
-        known = self._keeper.known(entry.uid)
+    async def _target(self, entry: JobEntry, job: RLJob, result: Plan) -> Target | None:
         pods = self._store.pods(entry.key, entry.uid)
         for found in pods:
             pod, fenced = found.pod, set(result.record.fenced)
             if pod.role == SCHEDULER and found.ip and pod.phase is PodPhase.RUNNING:
+                bundle = await self._keeper.bundle(job)
+                if not bundle:
+                    return None  # nothing to know it by: whoever answers could say anything
                 workers = (f.pod for f in pods if f.pod.role != SCHEDULER)
                 return Target(
                     job_uid=entry.uid,
                     scheduler=f"{pod.uid}/{pod.restarts}",
                     ip=found.ip,
                     name=host(job, pod.name),
-                    bundle=known.bundle if known else b"",
+                    bundle=bundle,
                     current=tuple(
                         p for p in workers if p.phase is not PodPhase.EXITED and p.uid not in fenced
                     ),

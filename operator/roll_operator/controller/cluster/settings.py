@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 
@@ -29,6 +30,8 @@ class Settings:
     health_port: int = 8080
     token: str = ""
     cert_manager_issuer: str = ""
+    authority: Path | None = None
+    """The certificate by which what that issuer made is known: its Secrets are not the operator's to read."""
     qps: float = 200.0
     burst: float = 400.0
     status_qps: float = 20.0
@@ -81,6 +84,7 @@ class Settings:
             health_port=port("ROLL_HEALTH_PORT", 8080),
             token=env.get("ROLL_TOKEN", ""),
             cert_manager_issuer=env.get("ROLL_CERT_MANAGER_ISSUER", ""),
+            authority=_path(env.get("ROLL_CERT_MANAGER_CA", "")),
             qps=number("ROLL_QPS", 200.0),
             burst=number("ROLL_BURST", 400.0),
             status_qps=number("ROLL_STATUS_QPS", 20.0),
@@ -91,9 +95,18 @@ class Settings:
                 f"ROLL_IMAGE_PULL_POLICY should be one of {', '.join(PULL_POLICIES)}, "
                 f"not {settings.pull_policy!r}"
             )
+        if bool(settings.cert_manager_issuer) != bool(settings.authority):
+            problems.append(
+                "ROLL_CERT_MANAGER_ISSUER and ROLL_CERT_MANAGER_CA, a file with the issuer's "
+                "certificate, are set together or not at all"
+            )
         if problems:
             raise BadSettings("; ".join(problems))
         return settings
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Each job's certificate: its key in a Secret that the operator never reads again, its bundle in `<job>-trust`.
 
+Where cert-manager makes the certificates, the bundle is its authority's, from a file that the operator was given.
+
 Invariant: the Secret exists before the bundle names its certificate, and the bundle is written before a pod that
 serves with it is made. Killed in between, the operator leaves an unused Secret that goes with its job.
 """
@@ -8,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from roll_api import RLJob
 
@@ -37,43 +40,46 @@ class Trust:
 
 class TrustKeeper:
     def __init__(
-        self, api: Api, issued_elsewhere: bool = False, wall: Callable[[], float] = time.time
+        self, api: Api, authority: Path | None = None, wall: Callable[[], float] = time.time
     ) -> None:
-        self._api, self._issued_elsewhere, self._wall = api, issued_elsewhere, wall
+        """`authority`: the certificate of who issues those of jobs; None: the operator makes them itself."""
+        self._api, self._authority, self._wall = api, authority, wall
         self._jobs: dict[str, Trust] = {}
-        self._rotated: dict[str, float] = {}
         self._keys, self._keys_until = "", 0.0
 
-    def known(self, uid: str) -> Trust | None:
-        return self._jobs.get(uid)
+    async def bundle(self, job: RLJob) -> bytes:
+        """What the job's scheduler is known by; nothing is made for it. Empty: there is none."""
+        if job.metadata.uid in self._jobs:
+            return self._jobs[job.metadata.uid].bundle
+        return (await self._read(job)).get("ca.crt", "").encode()
 
     def forget(self, uid: str) -> None:
         self._jobs.pop(uid, None)
-        self._rotated.pop(uid, None)
 
     def replaces(self, uid: str, serial: str) -> bool:
         """Whether a pod that serves with this certificate should serve with a newer one, which all trust by now."""
         trust = self._jobs.get(uid)
         if trust is None or not serial or trust.serial in (None, serial):
             return False
-        return self._wall() >= self._rotated.get(uid, 0.0) + SPREAD_SECONDS
+        return self._wall() >= certificates.made_at(trust.bundle) + SPREAD_SECONDS
 
     async def of(self, job: RLJob) -> Trust:
         """The job's trust, made or rotated when it is due."""
         uid, now = job.metadata.uid, self._wall()
         trust, keys = self._jobs.get(uid), await self._cluster_keys()
+        if self._authority is not None:
+            self._jobs[uid] = issued = Trust(self._authority.read_bytes(), keys, None, float("inf"))
+            return issued
         if trust is not None and trust.keys == keys and now < trust.rotates_at:
             return trust
         there = await self._read(job)
         bundle = there.get("ca.crt", "").encode()
-        if not self._issued_elsewhere and now >= certificates.rotates_at(bundle):
+        if now >= certificates.rotates_at(bundle):
             pair = certificates.make(certificates.names(job.name, job.metadata.namespace), now)
             secret = _secret(job, pair)
             await self._api.create(paths.home(secret), secret)
             bundle = certificates.extended(bundle, pair.certificate, now)
-            self._rotated[uid] = now
-        serial = None if self._issued_elsewhere else certificates.newest_serial(bundle)
-        rotates_at = float("inf") if serial is None else certificates.rotates_at(bundle)
+        serial, rotates_at = certificates.newest_serial(bundle), certificates.rotates_at(bundle)
         self._jobs[uid] = trust = Trust(bundle, keys, serial, rotates_at)
         return trust
 

@@ -6,13 +6,7 @@ from roll_api import RLJob
 
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import storage
-from roll_operator.plan.objects.cluster import (
-    Cluster,
-    source_name,
-    spec_name,
-    tls_name,
-    trust_name,
-)
+from roll_operator.plan.objects.cluster import source_name, spec_name, trust_name
 
 Json = dict[str, Any]
 
@@ -36,11 +30,11 @@ def audience(job: RLJob) -> str:
     return f"roll.dev/{job.metadata.uid}"
 
 
-def volumes(job: RLJob, role: str, cluster: Cluster, tls: str) -> list[Json]:
+def volumes(job: RLJob, role: str, tls: str) -> list[Json]:
     token = {"path": "token", "audience": audience(job), "expirationSeconds": TOKEN_SECONDS}
     result = [
         {"name": "roll-job", "configMap": {"name": spec_name(job)}},
-        {"name": "roll-trust", "projected": {"sources": _trust(job, cluster)}},
+        {"name": "roll-trust", "configMap": {"name": trust_name(job)}},
         {"name": "roll-token", "projected": {"sources": [{"serviceAccountToken": token}]}},
         {"name": "roll-tmp", "emptyDir": {}},
         storage.volume(job, role),
@@ -73,19 +67,6 @@ def mounts(job: RLJob, role: str) -> list[Json]:
     if _gpu(job, role):
         result.append({"name": "roll-shm", "mountPath": "/dev/shm"})
     return result
-
-
-def _trust(job: RLJob, cluster: Cluster) -> list[Json]:
-    """cert-manager's authority is in its Secret, which the operator may not read."""
-    keys = ["jwks.json"] if cluster.cert_manager_issuer else ["ca.crt", "jwks.json"]
-    sources: list[Json] = [{"configMap": {"name": trust_name(job), "items": _items(keys)}}]
-    if cluster.cert_manager_issuer:
-        sources.append({"secret": {"name": tls_name(job), "items": _items(["ca.crt"])}})
-    return sources
-
-
-def _items(keys: list[str]) -> list[Json]:
-    return [{"key": key, "path": key} for key in keys]
 
 
 def _gpu(job: RLJob, role: str) -> bool:

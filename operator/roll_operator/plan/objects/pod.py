@@ -98,7 +98,7 @@ def _spec(
         },
         "tolerations": [*placement.node_loss(), *gpu.tolerations(wanted)],
         "containers": [_container(job, start, cluster, role)],
-        "volumes": files.volumes(job, start.role, cluster, tls_name(job, serial)),
+        "volumes": files.volumes(job, start.role, tls_name(job, serial)),
     }
     if cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
