@@ -23,6 +23,7 @@ EVERYTHING = {
     "metrics.rules.enabled": True,
     "metrics.dashboard.enabled": True,
     "networkPolicy.metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    "networkPolicy.jobMetricsFrom": ["monitoring"],
     "operator.certManagerIssuer": "ClusterIssuer/corp",
     "operator.certManagerCA": "corp-authority",
     "operator.extraEnv": [{"name": "TZ", "value": "UTC"}],
@@ -122,6 +123,7 @@ def test_the_operator_understands_the_environment_that_it_is_given() -> None:
 
     assert settings.watch_namespaces == ("blue", "green")
     assert settings.watch_nodes is False
+    assert settings.metrics_namespaces == ("monitoring",)
     assert settings.pull_secrets == ("registry",)
     assert settings.operator_image == "localhost/roll-operator:0.1.0"
     assert settings.worker_image == "localhost/roll-worker:0.1.0"

@@ -141,6 +141,7 @@ class Operator:
             worker_image=given.worker_image,
             operator_namespace=given.namespace,
             operator_identity=given.user,
+            metrics_namespaces=given.metrics_namespaces,
             pull_policy=given.pull_policy,
             pull_secrets=given.pull_secrets,
             pod_group_api=await _until_answered(lambda: pod_group_api(self.api)),

@@ -22,6 +22,8 @@ class Settings:
     pull_secrets: tuple[str, ...] = ()
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all."""
+    metrics_namespaces: tuple[str, ...] = ()
+    """Whose pods may read the metrics of the jobs' pods."""
     watch_nodes: bool = True
     """False where no cluster-wide right is granted: a pod on a lost node then waits for its node's return."""
     identity: str = ""
@@ -77,6 +79,7 @@ class Settings:
             pull_policy=text("ROLL_IMAGE_PULL_POLICY", "IfNotPresent"),
             pull_secrets=_names(env.get("ROLL_IMAGE_PULL_SECRETS", "")),
             watch_namespaces=_names(env.get("ROLL_WATCH_NAMESPACES", "")),
+            metrics_namespaces=_names(env.get("ROLL_METRICS_NAMESPACES", "")),
             watch_nodes=env.get("ROLL_WATCH_NODES", "true").lower() != "false",
             identity=text("ROLL_IDENTITY", socket.gethostname()),
             lease_name=text("ROLL_LEASE_NAME", "roll-operator"),
