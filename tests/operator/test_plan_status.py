@@ -1,5 +1,6 @@
 """What a job reports: readiness by role, progress, obstacles, conditions, Events at transitions; all of it bounded."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,28 @@ def test_progress_has_percent_and_time_left(
     told = plan(job, Observed(everything(), progress=progress), NOW, SITE).status.progress
     assert (told.step, told.steps, told.percent, told.eta_seconds) == (step, 10, percent, eta)
     assert told.metrics == {"actor/loss": 0.5}
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e-320])
+def test_whatever_the_scheduler_reports_the_status_fits_the_contract(broken: float) -> None:
+    progress = Progress(
+        step=3,
+        reward=broken,
+        validation=(broken, broken),
+        samples_per_second=broken,
+        staleness_mean=broken,
+        dropped={f"failed.{i}": i for i in range(100)},
+        metrics={f"metric {i}": broken for i in range(100)},
+        error="x" * 100_000,
+        ledger_lost="x" * 100_000,
+    )
+    result = plan(JOB, Observed(everything(), progress=progress), NOW, SITE)
+    told = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    text = json.dumps(told | {"record": write_record(result.record)}, allow_nan=False)
+
+    JobStatus.model_validate(json.loads(text))
+    assert len(text) < 20_000
 
 
 def test_figures_stay_while_the_scheduler_does_not_answer() -> None:

@@ -27,7 +27,7 @@ from roll_operator.plan.model import (
     StartPod,
     StopPod,
 )
-from roll_operator.plan.restarts import adopt, failure_of, judge, settle
+from roll_operator.plan.restarts import WORDS, adopt, failure_of, judge, settle
 from roll_operator.plan.rules import classify, rules_of
 from roll_operator.plan.status import project, serves
 
@@ -101,7 +101,7 @@ def _live(
     if _ends(record) or record.closing:
         return record, [], []
     if progress is not None and progress.error:
-        failure = Failure("SchedulerError", progress.error, at=now)
+        failure = Failure("SchedulerError", progress.error[:WORDS], at=now)
         return replace(record, failure=failure), [FailJob(failure)], []
     late, deadline = policy.overdue(job, record, obstacle(observed), now)
     if late is not None:

@@ -179,14 +179,16 @@ def _figures(job: RLJob, progress: Progress | None) -> dict[str, Any]:
         "step": progress.step,
         "progress": _progress(job, progress),
         "samples": SampleCounts(
-            per_second=round(progress.samples_per_second, 1),  # a column of `kubectl get`
+            per_second=_finite(progress.samples_per_second, 1) or 0.0,
             in_flight=live,
             trained=progress.trained(job.spec.rollout.samples_per_step),
             dropped=dict(sorted(progress.dropped.items())[:METRICS]),
         ),
-        "staleness": Staleness(max=progress.staleness_max, mean=progress.staleness_mean),
-        "reward": None if progress.reward is None else round(progress.reward, 4),
-        "validation_reward": progress.validation[1] if progress.validation else None,
+        "staleness": Staleness(
+            max=progress.staleness_max, mean=_finite(progress.staleness_mean, 4) or 0.0
+        ),
+        "reward": _finite(progress.reward, 4),
+        "validation_reward": _finite(progress.validation[1], 4) if progress.validation else None,
         "checkpoint": progress.checkpoint,
         "lineage": progress.lineage,
     }
@@ -195,7 +197,7 @@ def _figures(job: RLJob, progress: Progress | None) -> dict[str, Any]:
 def _progress(job: RLJob, progress: Progress) -> JobProgress:
     steps = job.spec.steps
     left = max(0, steps - progress.step) * job.spec.rollout.samples_per_step
-    rate = progress.samples_per_second
+    rate = _finite(progress.samples_per_second, 6) or 0.0
     finite = ((name, value) for name, value in progress.metrics.items() if math.isfinite(value))
     return JobProgress(
         step=progress.step,
@@ -204,6 +206,11 @@ def _progress(job: RLJob, progress: Progress) -> JobProgress:
         eta_seconds=math.ceil(left / rate) if rate > 0 else None,
         metrics=dict(sorted(finite)[:METRICS]),
     )
+
+
+def _finite(value: float | None, digits: int) -> float | None:
+    """For a column of `kubectl get`; JSON knows no other numbers, and the API server refuses all of the status."""
+    return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
 def _clip(text: str) -> str:
