@@ -99,6 +99,18 @@ def test_a_node_that_is_lost_marks_its_pods_and_is_news_for_their_jobs() -> None
     assert not store.pods("ns/sums", "job")[0].pod.node_ready
 
 
+def test_nothing_is_kept_of_where_pods_once_were() -> None:
+    news: list[str] = []
+    store = Store(news.append)
+    store.put_pod(facts(spec={"nodeName": "n1"}))
+    store.drop_pod("ns/sums", "u1")
+    news.clear()
+
+    store.put_node("n1", ready=False)
+
+    assert news == []
+
+
 WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 

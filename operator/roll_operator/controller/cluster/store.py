@@ -51,8 +51,6 @@ class Store:
         self._jobs: dict[str, JobEntry] = {}
         self._pods: dict[str, dict[str, PodFacts]] = {}
         """Job's key → pod's uid → pod."""
-        self._on_node: dict[str, set[str]] = {}
-        """Node → keys of the jobs that have pods there."""
         self._not_ready: set[str] = set()
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
@@ -111,8 +109,6 @@ class Store:
         if known is not None and known.version >= facts.version:
             return False
         pods[facts.pod.uid] = facts
-        if facts.node:
-            self._on_node.setdefault(facts.node, set()).add(facts.key)
         self._changed(facts.key)
         return True
 
@@ -148,8 +144,9 @@ class Store:
         if ready == (name not in self._not_ready):
             return
         (self._not_ready.discard if ready else self._not_ready.add)(name)
-        for key in self._on_node.get(name, ()):
-            self._changed(key)
+        for key, pods in self._pods.items():  # rare enough to spare an index
+            if any(facts.node == name for facts in pods.values()):
+                self._changed(key)
 
     def drop_node(self, name: str) -> None:
         """A node that is gone is not ready; the pods that still name it are lost."""
