@@ -10,16 +10,20 @@ from datetime import datetime
 from typing import Any
 
 from roll_operator.plan import Pod, PodPhase
+from roll_operator.plan.objects.cluster import (
+    ATTEMPT_LABEL,
+    INDEX_LABEL,
+    JOB_LABEL,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    ROLE_LABEL,
+    SPEC_HASH_ANNOTATION,
+)
 from roll_operator.plan.objects.gang import group_of
 
 Manifest = dict[str, Any]
 
-JOB_LABEL = "roll.dev/job"
-ROLE_LABEL = "roll.dev/role"
-INDEX_LABEL = "roll.dev/index"
-ATTEMPT_LABEL = "roll.dev/attempt"
-SPEC_HASH = "roll.dev/spec-hash"
-SELECTOR = "app.kubernetes.io/managed-by=roll-operator"
+SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 
 DISRUPTIONS = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"})
 """Reasons of a pod that are nobody's failure; newer clusters say `DisruptionTarget` as well."""
@@ -124,7 +128,7 @@ def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
         scheduled="PodScheduled" in conditions
         or bool((manifest.get("spec") or {}).get("nodeName")),
         deletion_at=deletion_at,
-        spec_hash=(metadata.get("annotations") or {}).get(SPEC_HASH, ""),
+        spec_hash=(metadata.get("annotations") or {}).get(SPEC_HASH_ANNOTATION, ""),
     )
 
 

@@ -24,7 +24,7 @@ LEEWAY_SECONDS = 10.0  # clocks of nodes and of the API server differ
 
 
 class Keys:
-    """The key set in a file, read again when the file is another one or lacks a key."""
+    """The key set in a file, read again when the file is another one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

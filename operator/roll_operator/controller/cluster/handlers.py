@@ -11,11 +11,12 @@ from typing import Any
 import kopf
 from roll_api import GROUP, VERSION
 
-from roll_operator.backends.kubernetes import JOB_LABEL, SELECTOR, read_pod
+from roll_operator.backends.kubernetes import SELECTOR, read_pod
 from roll_operator.controller.cluster import metrics
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.store import Store
+from roll_operator.plan.objects.cluster import JOB_LABEL
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,12 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 
-from roll_operator.backends.kubernetes import JOB_LABEL, SELECTOR, owner_of
+from roll_operator.backends.kubernetes import SELECTOR, owner_of
 from roll_operator.controller.cluster import paths
 from roll_operator.controller.cluster.api import Api, Manifest
 from roll_operator.controller.cluster.errors import AlreadyExists, Conflict, NotFound
 from roll_operator.controller.cluster.store import JobEntry
+from roll_operator.plan.objects.cluster import JOB_LABEL
 
 HASH = "roll.dev/applied"
 """Annotation with the hash of the manifest as the operator wrote it."""
