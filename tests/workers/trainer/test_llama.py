@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_workers.trainer.strategies import llama as passes
 from roll_workers.trainer.strategies.layout import MicroBatch
 from roll_workers.trainer.strategies.llama import Llama, supported
 from roll_workers.trainer.strategies.model import predicting_states
@@ -36,7 +37,8 @@ PLACES = np.array([[0, 1, 2, 3, 4, 5, 3, 4, 0]] * 3)
 def model(family: str) -> Any:
     torch.manual_seed(3)
     if family == "qwen2":
-        made: Any = Qwen2ForCausalLM(Qwen2Config(**SMALL, num_key_value_heads=6))
+        # The library gives no gradient to the embedding of a padding token, also where it is a real one.
+        made: Any = Qwen2ForCausalLM(Qwen2Config(**SMALL, num_key_value_heads=6, pad_token_id=3))
     else:
         made = LlamaForCausalLM(
             LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=True)
@@ -51,6 +53,7 @@ def model(family: str) -> Any:
 def micro_batch(branches: bool) -> MicroBatch:
     ids = np.random.default_rng(0).integers(0, 15, (3, 9))
     asked = np.array([1, 3, 4, 12, 13, 20])
+    ids[:, 0] = 3
     if branches:
         return MicroBatch(ids, PLACES, BRANCHES, asked, asked, asked)
     return MicroBatch(ids, None, None, asked, asked, asked)
@@ -102,6 +105,27 @@ def test_without_gradient_nothing_is_kept_and_the_states_are_the_same() -> None:
         states = llama.states(part, None)
     assert not states.requires_grad
     assert torch.equal(states, llama.states(part, None).detach())
+
+
+def test_a_pass_whose_attention_would_fill_the_memory_is_left_to_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = model("llama")
+    llama = Llama(whole)
+    attention = 3 * 6 * 3 * 9 * 9 * 4  # layers, heads, rows, queries, keys, bytes
+    forwards = []
+    whole.model.register_forward_hook(lambda *_: forwards.append(1))
+    for room in (attention, attention - 1):
+        monkeypatch.setattr(passes, "ATTENTION_BYTES", room)
+        predicting_states(whole, micro_batch(branches=True), CPU, llama=llama)
+    assert len(forwards) == 1, "the second pass, by the library"
+
+
+def test_a_model_with_frozen_parameters_is_left_to_the_library() -> None:
+    whole = model("llama")
+    whole.model.norm.weight.requires_grad_(False)
+    assert not supported(whole, torch.float32)
+    assert supported(whole.requires_grad_(False), torch.float32), "a reference is frozen as a whole"
 
 
 def test_other_models_are_left_to_the_library() -> None:

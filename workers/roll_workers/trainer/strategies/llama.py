@@ -28,6 +28,7 @@ from roll_workers.trainer.strategies.layout import MicroBatch
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")  # others depend on the sequence's length
 PASS_TOKENS = 2048  # what a pass keeps for its way back then stays in a core's caches
+ATTENTION_BYTES = 2 << 30  # kept for the way back, all layers: the library's kernel keeps none
 
 
 @dataclass(slots=True)
@@ -63,6 +64,11 @@ class Llama:
         straight = torch.arange(self.groups * self.width) + turned.numel()
         self.order = torch.cat([turned.reshape(-1), straight])
         self.back = torch.argsort(self.order)
+
+    def fits(self, part: MicroBatch) -> bool:
+        """Whether the attention that its way back needs stays small; it grows with the square of the length."""
+        rows, length = part.input_ids.shape
+        return 4 * len(self.layers) * self.heads * rows * length * length <= ATTENTION_BYTES
 
     def states(self, part: MicroBatch, mask: Tensor | None) -> Tensor:
         """Hidden states at `part.positions`; `mask` [rows, query, key] says what is seen, None is causal."""
@@ -166,8 +172,11 @@ class Llama:
             weight, _ = self._qkv(layer)
             d_hat = _through_norm(d_made @ weight, was.hat, was.inverse)
             if number == 0:
-                embeddings = self.model.model.embed_tokens.weight
-                _grad(embeddings).index_add_(0, tokens, d_hat.index_add_(0, of, dx))
+                embedding = self.model.model.embed_tokens
+                share = d_hat.index_add_(0, of, dx)
+                if embedding.padding_idx is not None:  # the library does not train it either
+                    share[tokens == embedding.padding_idx] = 0.0
+                _grad(embedding.weight).index_add_(0, tokens, share)
             else:
                 dx = d_hat.add_(dx)
             three = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -268,6 +277,7 @@ def supported(model: Any, dtype: torch.dtype) -> bool:
         and config.hidden_act == "silu"
         and set(kinds) == {"full_attention"}
         and not any(biased)
+        and len({p.requires_grad for p in model.parameters()}) == 1  # all is trained, or nothing
     )
 
 

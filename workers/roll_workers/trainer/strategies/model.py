@@ -68,7 +68,7 @@ def predicting_states(
 ) -> Tensor:
     """The hidden states at `part.positions`: logits are made only where an action is predicted.
 
-    `llama` computes them in the library's stead where the model is one.
+    `llama` computes them in the library's stead where the model is one, and the pass fits.
     """
     arguments: dict[str, Any] = {}
     visible = None
@@ -76,7 +76,7 @@ def predicting_states(
         visible = _visible(torch.from_numpy(part.branch).to(device))
         arguments["attention_mask"] = visible[:, None]
         arguments["position_ids"] = torch.from_numpy(part.position_ids).to(device)
-    if llama is not None:
+    if llama is not None and llama.fits(part):
         return llama.states(part, visible)
     with autocast or contextlib.nullcontext():
         states = model.base_model(
