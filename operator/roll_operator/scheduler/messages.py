@@ -122,31 +122,38 @@ def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> 
 
 
 def _results(state: JobState, worker: Worker, results: Results, now: float) -> None:
-    count = len(results.leases)
     stage = STAGES.get(results.stage, results.stage)
-    flow.results(
-        state,
-        worker,
-        stage,
-        list(
-            zip(
-                results.groups,
-                column(results.indices, count, 0),
-                results.leases,
-                column(results.turns, count, 0),
-                views(results.payloads, results.sizes),
-                column(results.tokens, count, 0),
-                _some(results.oldest, results.lineages, count),
-                _some(results.newest, results.lineages, count),
-                _some(results.lineages, results.lineages, count),
-                _some(results.rewards, results.has_reward, count),
-                column(results.done, count, False),
-                column(results.resident, count, False),
-                column(results.base_tokens, count, 0),
-                strict=True,
-            )
-        ),
-        now,
+    try:
+        outcomes = _outcomes(results)
+    except ValueError as error:
+        # Nothing of it can be believed; sent again after a reconnect it would be no better.
+        why = f"the results of {worker.pod} do not fit together: {error}"
+        log.warning("refused: %s", why)
+        state.out.refused[worker.id] = "protocol", why
+        return
+    flow.results(state, worker, stage, outcomes, now)
+
+
+def _outcomes(results: Results) -> list[flow.Said]:
+    """ValueError where columns do not fit together."""
+    count = len(results.leases)
+    return list(
+        zip(
+            results.groups,
+            column(results.indices, count, 0),
+            results.leases,
+            column(results.turns, count, 0),
+            views(results.payloads, results.sizes),
+            column(results.tokens, count, 0),
+            _some(results.oldest, results.lineages, count),
+            _some(results.newest, results.lineages, count),
+            _some(results.lineages, results.lineages, count),
+            _some(results.rewards, results.has_reward, count),
+            column(results.done, count, False),
+            column(results.resident, count, False),
+            column(results.base_tokens, count, 0),
+            strict=True,
+        )
     )
 
 

@@ -150,6 +150,30 @@ def test_each_result_has_its_verdict(scheduler: Scheduler) -> None:
     assert job.environment.finish(second) == [Ack.FENCED], "its lease is over"
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [{"sizes": [1]}, {"sizes": [1, 2]}, {"turns": [1]}, {"groups": [1]}, {"rewards": [1.0]}],
+)
+def test_results_that_do_not_fit_together_are_refused_with_the_reason(
+    scheduler: Scheduler, broken: dict[str, list[Any]]
+) -> None:
+    job = Job.begin(scheduler.start())
+    tasks = job.environment.assigned(2)
+    message = pack_results([job.environment.result(t, b"ok") for t in tasks])
+    message.has_reward[:] = [True, True]
+    message.rewards[:] = [0.5, 0.5]
+    for name, values in broken.items():
+        getattr(message, name)[:] = values
+    job.environment.send(results=message)
+    refused = job.environment.expect("refused")
+    assert refused.reason == "protocol" and "environment-0" in refused.message
+    job.environment.break_stream()
+    job.environment.connect()
+    again = job.environment.assigned(2)
+    assert {t.unit.group for t in again} == {t.unit.group for t in tasks}, "nothing was stored"
+    assert job.environment.finish(*again) == [Ack.STORED] * 2
+
+
 def test_many_items_fit_in_one_message(scheduler: Scheduler) -> None:
     job = Job.begin(scheduler.start(groupsPerStep=40, groupSize=4))
     resets = job.environment.assigned(16)
