@@ -7,13 +7,22 @@ is empty stands for zeros. The scheduler, which touches every sample, works on t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import TypeVar
 
-from roll_wire.session_pb2 import Assign, LeaseId, PolicyVersion, Result, Results, Task, Unit
+from roll_wire.session_pb2 import (
+    Assign,
+    LeaseId,
+    PolicyVersion,
+    Result,
+    Results,
+    Siblings,
+    Task,
+    Unit,
+)
 from roll_wire.trainer_pb2 import ShardChunk, ShardSample
 
-T = TypeVar("T", int, float, bool)
+T = TypeVar("T", int, float, bool, Siblings)
 _TERM = 40  # bits of a lease's number
 
 
@@ -139,8 +148,9 @@ def unpack_tasks(packed: Assign) -> list[Task]:
             strict=True,
         )
     ]  # fmt: skip
-    for task, siblings in zip(tasks, packed.siblings, strict=False):
-        task.siblings.CopyFrom(siblings)
+    if packed.siblings:
+        for task, siblings in zip(tasks, column(packed.siblings, count, Siblings()), strict=True):
+            task.siblings.CopyFrom(siblings)
     return tasks
 
 
@@ -160,6 +170,11 @@ def pack_samples(samples: Sequence[ShardSample]) -> ShardChunk:
 
 
 def unpack_samples(packed: ShardChunk) -> list[ShardSample]:
+    runs, sizes = sum(1 for _ in groupby(packed.groups)), packed.group_sizes
+    if runs != len(sizes) or sum(sizes) != len(packed.group_rewards):
+        raise ValueError(
+            f"{len(packed.group_rewards)} rewards of {runs} groups, where {list(sizes)} were announced"
+        )
     samples: list[ShardSample] = []
     of_group: Sequence[float] = ()
     before, run, start = None, 0, 0
@@ -168,7 +183,7 @@ def unpack_samples(packed: ShardChunk) -> list[ShardSample]:
         views(packed.payloads, packed.sizes), strict=True,
     ):  # fmt: skip
         if group != before:
-            of_group = packed.group_rewards[start : start + packed.group_sizes[run]]
+            of_group = packed.group_rewards[start : start + sizes[run]]
             before, run, start = group, run + 1, start + len(of_group)
         samples.append(
             ShardSample(

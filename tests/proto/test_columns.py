@@ -69,7 +69,32 @@ def test_columns_of_different_lengths_are_refused() -> None:
     packed.turns.append(1)
     with pytest.raises(ValueError, match="a column of 1 entries in a message of 2"):
         unpack_results(packed)
+    tasks = pack_tasks([Task(siblings=Siblings(indices=[n])) for n in range(2)])
+    del tasks.siblings[1]
+    with pytest.raises(ValueError, match="a column of 1 entries in a message of 2"):
+        unpack_tasks(tasks)
     packed = pack_results([Result(payload=b"ab")])
     packed.payloads = b"abc"
     with pytest.raises(ValueError, match="payloads of 2 bytes in a message of 3"):
         unpack_results(packed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rewards"),
+    [
+        ([2], [0.0, 1.0, 0.5]),
+        ([2, 1, 0], [0.0, 1.0, 0.5]),
+        ([2, 1], [0.0, 1.0]),
+        ([2, 1], [0.0] * 4),
+    ],
+)
+def test_rewards_that_do_not_fit_the_groups_are_refused(
+    sizes: list[int], rewards: list[float]
+) -> None:
+    """Given to the wrong group, or short of one, they would train without a word."""
+    samples = [ShardSample(unit=Unit(group=group)) for group in (4, 4, 2)]
+    packed = pack_samples(samples)
+    packed.group_sizes[:] = sizes
+    packed.group_rewards[:] = rewards
+    with pytest.raises(ValueError, match=r"\d rewards of 2 groups"):
+        unpack_samples(packed)
