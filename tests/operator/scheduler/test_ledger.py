@@ -9,13 +9,14 @@ import resource
 import signal
 import sqlite3
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from roll_operator.scheduler.ledger import LedgerError, SegmentStore, SqliteLedger
+from roll_operator.scheduler.ledger import LedgerError, SegmentStore, SqliteLedger, segments
 from roll_operator.scheduler.lifecycle import Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
@@ -177,6 +178,26 @@ def test_segments_rotate_and_read_back(tmp_path: Path) -> None:
     assert [fresh.read(*ref) for ref in refs] == payloads
     assert len(fresh.segments()) == refs[-1][0] > 5
     fresh.close()
+
+
+def test_small_payloads_do_not_pile_up_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps eight bytes findable takes fifty times as much."""
+    monkeypatch.setattr(segments, "RECENT_BYTES", 100_000)
+    store = SegmentStore(tmp_path)
+    tracemalloc.start()
+    first = store.append(bytes(8))
+    for n in range(10_000):
+        last = store.append(memoryview(n.to_bytes(8)))
+        if n % 50 == 0:
+            store.write(store.take())
+            store.done()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 500_000
+    assert (store.read(*first), store.read(*last)) == (bytes(8), (9_999).to_bytes(8))
+    store.close()
 
 
 def test_an_empty_payload_is_not_its_neighbours(tmp_path: Path) -> None:

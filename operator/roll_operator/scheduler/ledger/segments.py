@@ -17,6 +17,7 @@ from roll_operator.scheduler.state import Payload, Place
 
 SEGMENT_BYTES = 32 << 20
 RECENT_BYTES = 32 << 20  # kept in memory: up to twice as much, and what is not yet written
+ENTRY_BYTES = 450  # what keeps a payload findable in memory (measured), however small it is
 MAX_RUN = 1000  # buffers of one system call: Linux takes 1,024
 
 
@@ -69,7 +70,7 @@ class SegmentStore:
         self._runs[-1].payloads.append(payload)
         self._recent[segment, start] = payload
         self._offset = start + length
-        self._recent_bytes += length
+        self._recent_bytes += length + ENTRY_BYTES
         return segment, start, length
 
     def read(self, segment: int, start: int, length: int) -> Payload:
