@@ -245,7 +245,7 @@ def results(
         )  # fmt: skip
         unit.rows.append(row)
         rows.append(row)
-        if tokens:
+        if oldest is not None:
             _sampled(unit, tokens, oldest, newest)
         _go_on(state, unit, following, reward, now)
         state.ack(worker.id, number, STORED)

@@ -289,10 +289,10 @@ def test_a_message_of_good_results_is_stored_as_each_of_them_would_be(world: Mak
         for stage in (Stage.GENERATE, Stage.SCORE):
             worker = job.tasks(stage)[0][0]
             said = [
-                outcome(task, reward=0.5)
+                outcome(task, reward=0.5, tokens=2 * (n % 2))  # a turn may add no token
                 if stage == Stage.GENERATE
                 else flow.Outcome(task.group, task.index, task.lease, 0, b"s", reward=0.5)
-                for _, task in job.tasks(stage)
+                for n, (_, task) in enumerate(job.tasks(stage))
             ]
             known = job.state.workers[worker.id]
             if together:
