@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from roll_api import RLJob, spec_hash
+from roll_api import job as job_module
 from roll_operator.plan import (
     DeleteJob,
     Held,
@@ -373,3 +374,20 @@ def test_a_pod_that_was_surplus_when_it_was_first_seen_is_not_begun_again() -> N
     left = tuple(p for p in everything() if p.name != "sums-inference-1")
     more = plan(JOB, Observed(left, first.record), NOW, SITE)
     assert [a.attempt for a in more.actions if isinstance(a, StartPod)] == [1]
+
+
+def test_a_newer_operator_that_names_the_same_spec_otherwise_restarts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = tuple(replace(p, spec_hash=spec_hash(JOB)) for p in everything())
+    record = plan(JOB, Observed(older), NOW, SITE).record
+    told_spec = job_module.told_spec
+    monkeypatch.setattr(job_module, "told_spec", lambda job: told_spec(job) | {"new": "default"})
+    job, of_record = JOB.model_copy(), JOB.model_copy()
+    assert spec_hash(job) != spec_hash(JOB)
+
+    one_is_new = (replace(older[0], spec_hash=spec_hash(job)), *older[1:])
+    for pods in (older, one_is_new):
+        result = plan(job, Observed(pods, record, job_of_record=of_record), NOW, SITE)
+        assert not [a for a in result.actions if isinstance(a, StopPod)]
+        assert result.record.spec_hash == record.spec_hash, "their ConfigMap has this name"

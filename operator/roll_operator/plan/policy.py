@@ -71,6 +71,14 @@ def spec_of_record(job: RLJob, observed: Observed, record: Record) -> RLJob:
     return job.model_copy(update={"spec": spec})
 
 
+def name_of_record(of_record: RLJob, observed: Observed, record: Record) -> str:
+    """The hash that names the spec of record. A newer operator, whose contract has more keys, computes another one
+    for the same spec: that is no change."""
+    running, now = observed.job_of_record, spec_hash(of_record)
+    same = running is not None and record.spec_hash and spec_hash(running) == now
+    return record.spec_hash if same else now
+
+
 def change_pending(job: RLJob, of_record: RLJob, observed: Observed) -> bool:
     return not observed.suspend and spec_hash(job) != spec_hash(of_record)
 

@@ -50,7 +50,7 @@ class Plan:
     done: bool = False
     """The job ended (or is suspended) and nothing is left to be removed."""
     job: RLJob | None = field(default=None, compare=False)
-    """The spec of record: what objects and pods are made from. `record.spec_hash` is its hash."""
+    """The spec of record: what objects and pods are made from. `record.spec_hash` names it."""
 
 
 def plan(job: RLJob, observed: Observed, now: float, site: Site) -> Plan:
@@ -60,7 +60,8 @@ def plan(job: RLJob, observed: Observed, now: float, site: Site) -> Plan:
     if begins:
         observed = replace(observed, progress=None)  # the last run's scheduler said it
     of_record = policy.spec_of_record(job, observed, record)
-    record = adopt(observed, replace(record, spec_hash=spec_hash(of_record)))
+    name = policy.name_of_record(of_record, observed, record)
+    record = adopt(observed, replace(record, spec_hash=name))
 
     record, actions, wakes = _live(of_record, observed, record, now)
     ending = _ends(record) or record.closing
@@ -139,7 +140,7 @@ def _converge(
     actions: list[Action] = []
     wake_at: float | None = None
     wanted = {pod.name: pod for pod in desired_pods(job)}
-    outdated = _outdated(pods, record)
+    outdated = _outdated(pods, (record.spec_hash, spec_hash(job)))
     blocked = {"trainer"} if outdated else set()
     for pod in pods:
         place = wanted.get(pod.name)
@@ -170,9 +171,9 @@ def _converge(
     return actions, wake_at
 
 
-def _outdated(pods: tuple[Pod, ...], record: Record) -> list[Pod]:
+def _outdated(pods: tuple[Pod, ...], names: tuple[str, str]) -> list[Pod]:
     """Pods to be replaced because they count other steps: trainers first, they save with the scheduler's help."""
-    old = [p for p in pods if p.spec_hash and p.spec_hash != record.spec_hash]
+    old = [p for p in pods if p.spec_hash and p.spec_hash not in names]
     trainers = [p for p in old if p.role == "trainer"]
     return trainers or [p for p in old if p.role in COUNTS_STEPS]
 
