@@ -20,6 +20,7 @@ from roll_workers.reward.scorers import Reward, ScorerCrash, ScorerError, Scorer
 from roll_workers.reward.scorers.child import HEADER
 
 START_SECONDS = 120.0  # import of the user's file; torch on a busy machine takes its time
+ENDING_SECONDS = 10.0  # between the end of what a process says and its own
 STUCK_SECONDS = 0.5  # no process got free in this time: one more is started
 MOST_PROCESSES = 32
 ASYNC_CALLS = 32  # calls of one async function that share a process; they mostly wait
@@ -175,8 +176,14 @@ class _Process:
             if "error" in ready:
                 raise UserError(ready["error"])
         except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+            if isinstance(error, asyncio.IncompleteReadError):
+                # It is ending by itself. To signal it now could take its exit code from who waits for it.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ENDING_SECONDS):
+                        await child.wait()
+            if child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
             await child.communicate()  # nothing of it is left when this returns
             if isinstance(error, TimeoutError):
                 raise UserError(
