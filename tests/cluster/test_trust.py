@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import jwt
 import pytest
-from roll_operator.trust.credentials import audience
+from roll_operator.trust.identity import audience
 from roll_wire import credentials
 from roll_wire.control_pb2 import ProgressRequest
 from roll_wire.control_pb2_grpc import ControlStub

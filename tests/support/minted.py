@@ -12,7 +12,7 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from roll_operator.trust import certificates
-from roll_operator.trust.credentials import OPERATOR_AUDIENCE, audience
+from roll_operator.trust.identity import OPERATOR_AUDIENCE, audience
 
 JOB_UID = "job-uid"
 OPERATOR = "system:serviceaccount:roll-system:roll-operator"

@@ -1,4 +1,4 @@
-"""The operator's side of a connection to a job's scheduler, and the audiences of both kinds of tokens."""
+"""The operator's side of a connection to a job's scheduler."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from pathlib import Path
 
 import grpc
 from roll_wire import credentials
-
-OPERATOR_AUDIENCE = "roll.dev/operator"
-"""Of the operator's own token: every job's scheduler accepts it, no worker has one."""
-
-
-def audience(job_uid: str) -> str:
-    """Of the tokens of a job's pods: no other job's scheduler accepts them."""
-    return f"roll.dev/{job_uid}"
 
 
 def operator_credentials(bundle: bytes, token: Path) -> grpc.ChannelCredentials:

@@ -1,8 +1,16 @@
-"""What a token proves, or why it proves nothing. Plain data: nothing of cryptography is imported for it."""
+"""Whom a token is for, what it proves, or why it proves nothing. Plain data: nothing of cryptography is imported for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+OPERATOR_AUDIENCE = "roll.dev/operator"
+"""Of the operator's own token: every job's scheduler accepts it, no worker has one."""
+
+
+def audience(job_uid: str) -> str:
+    """Of the tokens of a job's pods: no other job's scheduler accepts them."""
+    return f"roll.dev/{job_uid}"
 
 
 class BadToken(Exception):

@@ -14,8 +14,7 @@ from typing import Any
 
 import jwt
 
-from roll_operator.trust.credentials import OPERATOR_AUDIENCE, audience
-from roll_operator.trust.identity import BadToken, NoKeys, PodIdentity
+from roll_operator.trust.identity import OPERATOR_AUDIENCE, BadToken, NoKeys, PodIdentity, audience
 
 log = logging.getLogger(__name__)
 

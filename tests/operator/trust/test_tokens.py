@@ -10,8 +10,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from roll_operator.trust.credentials import OPERATOR_AUDIENCE, audience
-from roll_operator.trust.identity import BadToken, NoKeys, PodIdentity
+from roll_operator.trust.identity import OPERATOR_AUDIENCE, BadToken, NoKeys, PodIdentity, audience
 from roll_operator.trust.tokens import Verifier
 from support.minted import JOB_UID, OPERATOR, Issuer, write_keys
 

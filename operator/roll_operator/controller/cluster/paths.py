@@ -17,7 +17,6 @@ PLURALS = {
     "Secret": "secrets",
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
-    "Workload": "workloads",
 }
 
 

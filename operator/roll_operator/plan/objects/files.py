@@ -7,6 +7,7 @@ from roll_api import RLJob
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import storage
 from roll_operator.plan.objects.cluster import source_name, spec_name, trust_name
+from roll_operator.trust.identity import audience
 
 Json = dict[str, Any]
 
@@ -25,13 +26,12 @@ PROTECTED = frozenset({"roll-job", "roll-trust", "roll-tls", "roll-token"})
 """Volumes that a template cannot replace."""
 
 
-def audience(job: RLJob) -> str:
-    """A token for one job is of no use with another's scheduler."""
-    return f"roll.dev/{job.metadata.uid}"
-
-
 def volumes(job: RLJob, role: str, tls: str) -> list[Json]:
-    token = {"path": "token", "audience": audience(job), "expirationSeconds": TOKEN_SECONDS}
+    token = {
+        "path": "token",
+        "audience": audience(job.metadata.uid),
+        "expirationSeconds": TOKEN_SECONDS,
+    }
     result = [
         {"name": "roll-job", "configMap": {"name": spec_name(job)}},
         {"name": "roll-trust", "configMap": {"name": trust_name(job)}},

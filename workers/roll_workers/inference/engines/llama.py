@@ -23,34 +23,11 @@ from torch import Tensor, nn
 from roll_workers.inference.engines import Tokens
 from roll_workers.inference.engines.kv import Indices, capacity_for
 
-FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")  # others depend on the sequence's length
 LOOKED_UP = 4096  # tokens of the largest vocabulary whose first projections are kept
 
 
-def supported(model: Any) -> bool:
-    """Whether `Llama` computes what this model does."""
-    config, weight = model.config, next(model.parameters())
-    if type(model).__name__ not in FAMILY or weight.device.type != "cpu":
-        return False
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    biased = [
-        linear.bias is not None
-        for layer in model.model.layers
-        for linear in (layer.self_attn.o_proj, *layer.mlp.children())
-        if isinstance(linear, nn.Linear)
-    ]
-    return (
-        weight.dtype is torch.float32
-        and getattr(model.model.rotary_emb, "rope_type", "") in STATIC_ROTATIONS
-        and config.hidden_act == "silu"
-        and set(kinds) == {"full_attention"}
-        and not any(biased)
-    )
-
-
 class Llama:
-    """`Passes` over a model that `supported` accepts."""
+    """`Passes` over a model that `is_llama` accepts."""
 
     def __init__(self, model: Any, slots: int) -> None:
         config = model.config

@@ -30,9 +30,10 @@ from transformers.utils import logging
 
 from roll_workers.builtin.models import context_length
 from roll_workers.inference.engines import Delta, Request, Tokens, kv
-from roll_workers.inference.engines.llama import Llama, supported
+from roll_workers.inference.engines.llama import Llama
 from roll_workers.inference.engines.passes import Generic, Passes
 from roll_workers.inference.engines.sampling import sample, uniforms
+from roll_workers.llama_family import is_llama
 
 PREFILL_TOKENS = 1024  # in one go: bounds how long a step keeps the event loop waiting
 PREFILL_SECONDS = 0.05  # after this time the step starts no further prefill
@@ -79,7 +80,7 @@ class TransformersEngine:
         self.context = context_length(model.config) or UNLIMITED
         self.eos = _eos(model)
         self._device = next(model.parameters()).device
-        self._passes: Passes = Llama(model, slots) if supported(model) else Generic(model, slots)
+        self._passes: Passes = Llama(model, slots) if is_llama(model) else Generic(model, slots)
         self._rows = np.zeros(slots, _ROW)
         self._requests: list[Request | None] = [None] * slots
         self._tokens = np.zeros((slots, 0), np.int32)

@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from roll_workers.llama_family import is_llama
 from roll_workers.trainer.strategies.layout import MicroBatch
 
-FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")  # others depend on the sequence's length
 PASS_TOKENS = 2048  # what a pass keeps for its way back then stays in a core's caches
 ATTENTION_BYTES = 2 << 30  # kept for the way back, all layers: the library's kernel keeps none
 
@@ -259,26 +258,9 @@ class _Pass(torch.autograd.Function):
 
 
 def supported(model: Any, dtype: torch.dtype) -> bool:
-    """Whether `Llama` computes what this model does."""
-    config, weight = model.config, next(model.parameters())
-    if type(model).__name__ not in FAMILY or weight.device.type != "cpu":
-        return False
-    rotation = getattr(model.model.rotary_emb, "rope_type", "")
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    biased = [
-        linear.bias is not None
-        for layer in model.model.layers
-        for linear in (layer.self_attn.o_proj, *layer.mlp.children())
-        if isinstance(linear, nn.Linear)
-    ]
-    return (
-        dtype is weight.dtype is torch.float32
-        and rotation in STATIC_ROTATIONS
-        and config.hidden_act == "silu"
-        and set(kinds) == {"full_attention"}
-        and not any(biased)
-        and len({p.requires_grad for p in model.parameters()}) == 1  # all is trained, or nothing
-    )
+    """Whether `Llama` computes what this model does, and trains all of it or nothing."""
+    whole = len({parameter.requires_grad for parameter in model.parameters()}) == 1
+    return is_llama(model) and dtype is torch.float32 and whole
 
 
 def _bias(mask: Tensor | None, length: int) -> Tensor:
