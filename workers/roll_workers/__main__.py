@@ -1,7 +1,8 @@
 """`python -m roll_workers`: one worker process of a job, as its environment describes it.
 
 Exit codes: 0 finished or drained, 2 the user's error (its message is the last line of stderr), 3 refused
-by the scheduler, anything else a failure that a restart may mend.
+by the scheduler, anything else a failure that a restart may mend: 4 when something did not answer, with a
+message like the user's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import FrameType
 # gRPC's C core reports every lost connection on its own; the session does so once, in our format.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from roll_workers.errors import Drained, Refused, UserError
+from roll_workers.errors import Drained, Refused, Unreachable, UserError
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.source import unpack
 
@@ -38,6 +39,9 @@ def main() -> int:
         run(WorkerConfig.from_env())
     except UserError as error:
         return _tell(str(error))
+    except Unreachable as error:
+        _tell(str(error))
+        return 4
     except OSError as error:
         if error.errno not in DISK_TROUBLE:
             raise
@@ -51,7 +55,7 @@ def main() -> int:
 
 
 def _tell(message: str) -> int:
-    """One line, the last one: it is what the operator shows of a process that exited 2."""
+    """One line, the last one: it is what the operator shows of how a process ended."""
     line = "; ".join(part.strip() for part in message.splitlines() if part.strip())
     print(f"error: {line}", file=sys.stderr, flush=True)
     return 2

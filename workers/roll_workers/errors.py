@@ -7,6 +7,10 @@ class UserError(Exception):
     """The job's author can mend it, a restart can't: the process prints it and exits 2."""
 
 
+class Unreachable(Exception):
+    """Something that the job needs does not answer now, which a restart may mend: one line, exit 4."""
+
+
 class Refused(Exception):
     """The scheduler will not speak to this process again: exit 3, or 0 when the job has ended."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from roll_wire import trainer_pb2
 from roll_workers.runtime.trainer_session import TrainerSession
-from roll_workers.trainer.checkpoint.manifest import NAME
+from roll_workers.trainer.checkpoint.manifest import NAME, verify
 from roll_workers.trainer.loop import Trainer
 from trainer_world import Scheduler, job
 
@@ -22,6 +22,11 @@ class Forgetful(Scheduler):
         batch = super().AcquireBatch(request, context)
         batch.bookmark = f"batch {request.step}"
         return batch
+
+    def GetPosition(self, request: Any, context: Any) -> Any:
+        position = super().GetPosition(request, context)
+        position.bookmark = "after the loss" if self.lost and self.term > 1_000 else "nothing"
+        return position
 
     def Rewind(self, request: Any, context: Any) -> Any:
         reply = super().Rewind(request, context)
@@ -57,21 +62,24 @@ def test_it_goes_on_from_the_newest_and_takes_the_term_it_is_given(
     scheduler: Forgetful, model_folder: Path
 ) -> None:
     train(scheduler, job(model_folder, steps=4), attempt=0)
-    known = list(scheduler.checkpoints)
-    assert [c.step for c in known] == [4, 2]
+    assert [c.step for c in scheduler.checkpoints] == [4, 2]
     scheduler.lose()
 
     trainer = train(scheduler, job(model_folder, steps=6), attempt=1)
     assert scheduler.rewound is not None
     assert (scheduler.rewound.step, scheduler.rewound.bookmark) == (4, "batch 4")
     assert scheduler.rewound.lineage == 1
-    assert scheduler.log[:4] == ["position", "rewind 4", "commit 4", "publish 4"]
+    assert scheduler.log[:5] == ["position", "rewind 4", "position", "commit 4", "publish 4"]
     assert trainer.term == 1_001, "and so did every call after it, or it would be fenced"
     [newest, kept] = scheduler.checkpoints
     assert (newest.step, newest.path) == (6, "checkpoints/step-000006-t1001")
-    assert (kept.step, kept.lineage, kept.digest) == (4, 2, known[0].digest)
+    assert (kept.step, kept.path, kept.lineage) == (4, "checkpoints/step-000004-t1001", 2)
+    saved = verify(scheduler.storage / kept.path, kept.digest)
+    assert (saved.lineage, saved.bookmark) == (2, "after the loss"), (
+        "so a second loss opens a third"
+    )
     left = sorted(path.name for path in (scheduler.storage / "checkpoints").iterdir())
-    assert left == ["step-000004-t1", "step-000006-t1001"], "what nobody vouches for is removed"
+    assert left == ["step-000004-t1001", "step-000006-t1001"], "what nobody vouches for is removed"
 
 
 def test_another_jobs_checkpoint_is_not_taken(scheduler: Forgetful, model_folder: Path) -> None:

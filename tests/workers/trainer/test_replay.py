@@ -58,3 +58,10 @@ def test_a_run_that_trained_nothing_is_not_replayed(
     (scheduler.storage / "metrics.jsonl").write_text('{"step": 1, "weig')
     with pytest.raises(UserError, match="no step was trained yet"):
         replay.replay(config)
+
+
+def test_a_damaged_checkpoint_to_start_from_is_said_in_one_sentence(recorded: Scheduler) -> None:
+    [oldest] = recorded.checkpoints
+    (recorded.storage / oldest.path / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(UserError, match=rf"{oldest.path} is damaged, .*: nothing to replay$"):
+        replay.replay(recorded.config(attempt=1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from roll_workers.errors import UserError
 from roll_workers.runtime.trainer_session import TrainerSession
-from roll_workers.trainer.checkpoint import CheckpointStore, verify
+from roll_workers.trainer.checkpoint import CheckpointStore, place_of, verify
 from roll_workers.trainer.loop import Trainer
 from roll_workers.trainer.strategies.torch import TorchStrategy
 from trainer_world import Scheduler, job
@@ -99,7 +99,7 @@ def test_the_message_says_what_is_wrong_with_the_disk(
     tmp_path: Path, strategy: TorchStrategy, options: str, message: str
 ) -> None:
     with mounted(tmp_path / "disk", options):
-        store = CheckpointStore(tmp_path / "disk", strategy, 0)
+        store = CheckpointStore(place_of(tmp_path / "disk", None, "", 0), strategy, 0)
         with pytest.raises(UserError) as raised:
             for step in range(5):
                 strategy.optimizer.step()  # so that there is a state to save

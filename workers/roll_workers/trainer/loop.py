@@ -15,16 +15,15 @@ from roll_wire import session_pb2, trainer_pb2
 from roll_wire.columns import unpack_samples
 
 from roll_workers.builtin.models import resolve_model
-from roll_workers.errors import Drained
+from roll_workers.errors import Drained, UserError
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.trainer_session import TrainerSession
 from roll_workers.trainer import metrics
 from roll_workers.trainer.batch import build_shard
-from roll_workers.trainer.checkpoint import CheckpointStore
+from roll_workers.trainer.checkpoint import CheckpointStore, Place, place_of
 from roll_workers.trainer.objective import Objective
 from roll_workers.trainer.strategies import NonFinite, make_strategy
 from roll_workers.weights import locations, publish, serve_weights
-from roll_workers.weights.manifest import versions
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +38,12 @@ def main(config: WorkerConfig, job: RLJob) -> None:
             session.stay()
         finally:
             trainer.close()
+
+
+def place_of_job(config: WorkerConfig, job: RLJob) -> Place:
+    """Below a URI every job has a folder of its own, and one that comes again under its name another."""
+    owner = f"{config.job}/{config.job_uid}"
+    return place_of(config.storage, job.spec.storage.uri, owner, config.rank)
 
 
 class Trainer:
@@ -59,7 +64,8 @@ class Trainer:
         self.rank, self.world = config.rank, config.world
         self.objective = Objective(job.spec)
         self.strategy = make_strategy(job.spec.roles.trainer.strategy, self.rank, self.world)
-        self.checkpoints = CheckpointStore(config.storage, self.strategy, self.rank)
+        place = place_of_job(config, job)
+        self.checkpoints = CheckpointStore(place, self.strategy, self.rank)
         self.recorder: metrics.Recorder | None = None
         self.saved = -1  # step of the newest checkpoint
         self.digest = ""  # of the weights after the newest step
@@ -94,32 +100,36 @@ class Trainer:
         lost = self.keeps and not vouched  # a new job, or a ledger that was lost
         if lost:
             vouched = self.checkpoints.found(self.config.job_uid)
-        newest, manifest = self.checkpoints.newest_intact(vouched)
+        newest, manifest = self.checkpoints.restore_newest(vouched)
         self.steps = position.steps or self.spec.steps  # a replay ends where its record does
         step = 0
         if newest is not None:
-            self.checkpoints.restore(newest)
             step = self.saved = newest.step
+        elif vouched and not self.keeps:
+            raise UserError(
+                f"{vouched[0].path} is damaged, and a replay starts from it: nothing to replay"
+            )
         elif vouched:
             log.warning("no checkpoint is intact: starting again from the model at step 0")
         request = trainer_pb2.RewindRequest(step=step)
         if lost and manifest is not None:
-            seen = [lineage for lineage, _ in versions(self.output / "weights")]
             request.bookmark = manifest.bookmark
-            request.lineage = max(seen, default=manifest.lineage)
+            request.lineage = max(checkpoint.lineage for checkpoint in vouched)
         reply = self.calls.Rewind(request) if self.rank == 0 else None
         term, self.lineage = self.strategy.all_gather(reply and (reply.term, reply.lineage))[0]
         self.term = self.session.take_term(term)
         log.info("starting at step %d of %d, lineage %d", step, self.steps, self.lineage)
         if lost and newest is not None:
             log.warning("the ledger knew no checkpoint: going on from the one at %s", newest.path)
-            self.commit(step, newest.path, newest.digest)
-            vouched = [newest]
+            self.bookmark = self.calls.GetPosition(trainer_pb2.PositionRequest()).bookmark
+            vouched = []  # what is saved now takes its place
+        self.write_weights(step)
+        if manifest is None or manifest.lineage != self.lineage:
+            # Before anybody hears of the lineage, so that none is counted twice, even if the ledger is lost.
+            # And before the first admission, which waits for version 0.
+            self.checkpoint(step)
         if self.keeps:
             self.checkpoints.remove_leftovers(vouched, self.term)
-        self.write_weights(step)
-        if self.saved < 0:
-            self.checkpoint(0)  # before the first admission, which waits for version 0
         if self.rank == 0:
             self.recorder = metrics.Recorder(self.output, step)
             self.announce(step)

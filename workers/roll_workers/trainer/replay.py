@@ -12,19 +12,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from roll_workers.errors import Drained, Refused, UserError
+from roll_workers.errors import Drained, Refused, Unreachable, UserError
 from roll_workers.runtime.config import WorkerConfig
-from roll_workers.trainer.checkpoint import CorruptCheckpoint, Manifest
+from roll_workers.trainer.checkpoint import CorruptCheckpoint, Manifest, Place, kept_manifests
 
 
-def recorded_digests(storage: Path) -> dict[int, str]:
+def recorded_digests(storage: Path, place: Place) -> dict[int, str]:
     """The digest of the weights after each step, as far as metrics and checkpoints still know it."""
     known = _from_metrics(storage / "metrics.jsonl")
-    for path in sorted((storage / "checkpoints").glob("step-*/manifest.json")):
+    for name, content in kept_manifests(place):
         try:
-            manifest = Manifest.from_bytes(path.read_bytes())
+            manifest = Manifest.from_bytes(content)
         except CorruptCheckpoint as error:
-            raise UserError(f"{path.parent}: {error}") from error
+            raise UserError(f"{place}/{name}: {error}") from error
         known[manifest.step] = manifest.weights_digest
     return known
 
@@ -48,10 +48,10 @@ def compare(recorded: dict[int, str], replayed: dict[int, str]) -> tuple[bool, s
 
 def replay(config: WorkerConfig) -> int:
     from roll_workers.runtime.trainer_session import TrainerSession
-    from roll_workers.trainer.loop import Trainer
+    from roll_workers.trainer.loop import Trainer, place_of_job
 
     job = config.load_job()
-    recorded = recorded_digests(config.storage)
+    recorded = recorded_digests(config.storage, place_of_job(config, job))
     if max(recorded, default=0) == 0:
         raise UserError("nothing to replay: no step was trained yet")
     with (
@@ -90,7 +90,7 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
-    except (Refused, Drained) as error:
+    except (Refused, Drained, Unreachable) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 3
 

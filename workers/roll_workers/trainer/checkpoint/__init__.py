@@ -1,7 +1,7 @@
 """Checkpoints that are whole or do not count.
 
 Invariants:
-- shards first, flushed to disk; then a manifest with their sizes and checksums, under its name by a rename;
+- shards first, flushed to disk or uploaded; then a manifest with their sizes and checksums, which appears whole;
   then the ledger, whose word makes it a checkpoint;
 - a folder's name holds step and trainer term, so a trainer that was replaced writes where nobody looks;
 - nothing but the ledger's answer to a commit removes a checkpoint that the ledger vouched for.
@@ -13,13 +13,17 @@ from roll_workers.trainer.checkpoint.manifest import (
     folder_name,
     verify,
 )
+from roll_workers.trainer.checkpoint.place import Place, kept_manifests, place_of
 from roll_workers.trainer.checkpoint.store import CheckpointStore, Saved
 
 __all__ = [
     "CheckpointStore",
     "CorruptCheckpoint",
     "Manifest",
+    "Place",
     "Saved",
     "folder_name",
+    "kept_manifests",
+    "place_of",
     "verify",
 ]

@@ -1,30 +1,30 @@
-"""The folder of a job's checkpoints, as all ranks of the trainer see it. Every method is collective."""
+"""A job's checkpoints, as all ranks of the trainer see them. Every method is collective."""
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roll_wire.trainer_pb2 import Checkpoint
 
-from roll_workers.errors import UserError
+from roll_workers.errors import Unreachable, UserError
 from roll_workers.trainer.checkpoint import manifest as manifests
 from roll_workers.trainer.checkpoint.manifest import CorruptCheckpoint, File, Manifest
+from roll_workers.trainer.checkpoint.place import FOLDER, Place, kept_manifests
 from roll_workers.trainer.strategies import Strategy
 
 log = logging.getLogger(__name__)
 
-FOLDER = "checkpoints"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint on disk, which counts once the ledger has taken it."""
+    """A checkpoint that is kept, which counts once the ledger has taken it."""
 
     step: int
     path: str  # relative to the job's storage
@@ -32,116 +32,139 @@ class Saved:
 
 
 class CheckpointStore:
-    def __init__(self, storage: Path, strategy: Strategy, rank: int) -> None:
-        self._storage, self._strategy, self._rank = storage, strategy, rank
+    def __init__(self, place: Place, strategy: Strategy, rank: int) -> None:
+        self._place, self._strategy, self._rank = place, strategy, rank
 
     def save(self, facts: dict[str, Any], *, step: int, term: int) -> Saved:
         """Writes shards and manifest. On failure nothing is left of it, and older checkpoints are untouched."""
-        path = f"{FOLDER}/{manifests.folder_name(step, term)}"
-        folder = self._storage / path
-        outcome: list[File] | str
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            outcome = [manifests.describe(folder, name) for name in self._strategy.save(folder)]
-        except Exception as error:  # torch and safetensors have kinds of their own for a full disk
-            outcome = f"{_reason(error)}"
-        gathered = self._strategy.all_gather(outcome)
-        problem = next((each for each in gathered if isinstance(each, str)), None)
-        content = b""
-        if problem is None and self._rank == 0:
-            files = tuple(file for share in gathered for file in share)
-            content = Manifest(**facts, step=step, term=term, files=files).to_bytes()
-            try:
-                _put(folder, content)
-            except OSError as error:
-                problem = _reason(error)
-        problem, digest = self._strategy.all_gather((problem, manifests.digest(content)))[0]
-        if problem is not None:
-            if self._rank == 0:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise UserError(
-                f"can't write the checkpoint of step {step} to {folder}: {problem}; make room or "
-                "choose another place, then start the job again: it goes on from the checkpoint before"
-            )
-        return Saved(step, path, digest)
+        name = manifests.folder_name(step, term)
 
-    def newest_intact(
+        def seal() -> str:
+            if self._rank != 0:
+                return ""
+            files = tuple(file for share in shares for file in share)
+            manifest = Manifest(**facts, step=step, term=term, files=files)
+            self._place.seal(name, manifest)
+            return manifests.digest(manifest.to_bytes())
+
+        try:
+            shares = self._together(lambda: self._write(name))
+            digest = self._together(seal)[0]
+        except (UserError, Unreachable, OSError) as problem:
+            self._place.tidy()
+            what = f"can't write the checkpoint of step {step} to {self._place}/{name}: {_reason(problem)}"
+            if isinstance(problem, Unreachable):  # neither can anything be removed there
+                raise Unreachable(what) from problem
+            self.remove([name])
+            raise UserError(
+                f"{what}; make room or choose another place, then start the job again: "
+                "it goes on from the checkpoint before"
+            ) from problem
+        return Saved(step, f"{FOLDER}/{name}", digest)
+
+    def _write(self, name: str) -> list[File]:
+        folder = self._place.scratch(name)
+        try:
+            written = self._strategy.save(folder)
+        except Exception as error:  # torch and safetensors have kinds of their own for a full disk
+            raise UserError(_reason(error)) from error
+        files = [manifests.describe(folder, file) for file in written]
+        self._place.keep(name, files)
+        return files
+
+    def _together(self, act: Callable[[], T]) -> list[T]:
+        """What each rank's part gave. What went wrong for one is raised by all: nobody waits for it."""
+        outcome: T | Exception
+        try:
+            outcome = act()
+        except (UserError, Unreachable, OSError) as error:
+            outcome = error
+        gathered: list[T | Exception] = self._strategy.all_gather(outcome)
+        for each in gathered:
+            if isinstance(each, Exception):
+                raise each
+        return [each for each in gathered if not isinstance(each, Exception)]
+
+    def restore_newest(
         self, vouched: Sequence[Checkpoint]
     ) -> tuple[Checkpoint, Manifest] | tuple[None, None]:
-        """The newest of the ledger's checkpoints that verifies on every rank."""
+        """Takes up the newest of these that verifies on every rank, and says which it was."""
         for checkpoint in vouched:
-            outcome: Manifest | str
-            try:
-                outcome = manifests.verify(self._storage / checkpoint.path, checkpoint.digest)
-            except CorruptCheckpoint as error:
-                outcome = str(error)
-            gathered = self._strategy.all_gather(outcome)
+            name = Path(checkpoint.path).name
+            gathered = self._together(partial(self._verified, name, checkpoint.digest))
+            mine = gathered[self._rank]
             problem = next((each for each in gathered if isinstance(each, str)), None)
-            if problem is None:
-                return checkpoint, gathered[0]
+            if problem is None and not isinstance(mine, str):
+                manifest, folder = mine
+                self._strategy.restore(folder)
+                self._place.tidy()
+                return checkpoint, manifest
             log.warning(
-                "checkpoint of step %d at %s is corrupt (%s): falling back to the one before",
+                "checkpoint of step %d at %s/%s is corrupt (%s): falling back to the one before",
                 checkpoint.step,
-                self._storage / checkpoint.path,
+                self._place,
+                name,
                 problem,
             )
+        self._place.tidy()
         return None, None
+
+    def _verified(self, name: str, digest: str) -> tuple[Manifest, Path] | str:
+        """With the folder of its files here, or what is wrong with it."""
+        try:
+            folder = self._place.bring(name)
+            return manifests.verify(folder, digest), folder
+        except CorruptCheckpoint as error:
+            return str(error)
+        except FileNotFoundError:
+            return "it is not there"
 
     def found(self, job_uid: str) -> list[Checkpoint]:
         """What earlier trainers of the job left behind, newest first: for a ledger that was lost."""
+        return self._together(lambda: self._found(job_uid) if self._rank == 0 else [])[0]
+
+    def _found(self, job_uid: str) -> list[Checkpoint]:
         seen: list[tuple[int, int, int, Checkpoint]] = []
-        for path in (self._storage / FOLDER).glob(f"step-*-t*/{manifests.NAME}"):
-            content = path.read_bytes()
+        for name, content in kept_manifests(self._place):
             try:
                 read = Manifest.from_bytes(content)
             except CorruptCheckpoint as error:
-                log.warning("%s: %s", path.parent, error)
+                log.warning("%s/%s: %s", self._place, name, error)
                 continue
             if read.job_uid == job_uid and read.step > 0:
                 checkpoint = Checkpoint(
                     step=read.step,
                     lineage=read.lineage,
-                    path=f"{FOLDER}/{path.parent.name}",
+                    path=f"{FOLDER}/{name}",
                     digest=manifests.digest(content),
                 )
                 seen.append((read.lineage, read.step, read.term, checkpoint))
         return [each[-1] for each in sorted(seen, key=lambda each: each[:-1], reverse=True)]
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self._strategy.restore(self._storage / checkpoint.path)
-
     def remove(self, paths: Iterable[str]) -> None:
-        """What the ledger no longer counts. The manifest goes first: half a checkpoint is none."""
+        """What the ledger no longer counts. What stays behind now is a leftover for the next trainer."""
         if self._rank != 0:
             return
         for path in paths:
-            folder = self._storage / FOLDER / Path(path).name
-            (folder / manifests.NAME).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                self._place.drop(Path(path).name)
+            except (UserError, Unreachable, OSError) as error:
+                log.warning("%s is not removed yet: %s", Path(path).name, error)
 
     def remove_leftovers(self, vouched: Iterable[Checkpoint], term: int) -> None:
         """What earlier trainers wrote and never committed."""
+        if self._rank != 0:
+            return
         known = {Path(checkpoint.path).name for checkpoint in vouched}
-        for folder in (self._storage / FOLDER).glob("step-*-t*"):
-            _, _, began = folder.name.rpartition("-t")
-            if folder.name not in known and began.isdigit() and int(began) < term:
-                self.remove([folder.name])
-
-
-def _put(folder: Path, content: bytes) -> None:
-    scratch = folder / f".{manifests.NAME}"
-    with scratch.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.rename(folder / manifests.NAME)
-    for directory in (folder / "model", folder, folder.parent):
-        if directory.is_dir():
-            handle = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        try:
+            names = self._place.names()
+        except (UserError, Unreachable) as error:
+            log.warning("what earlier trainers left is not removed yet: %s", error)
+            return
+        for name in names:
+            _, _, began = name.rpartition("-t")
+            if name not in known and began.isdigit() and int(began) < term:
+                self.remove([name])
 
 
 def _reason(error: BaseException) -> str:
