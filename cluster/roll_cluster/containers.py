@@ -78,10 +78,14 @@ class Containers:
         return True
 
     def ctr(self, *arguments: str | Path, check: bool = True) -> str:
+        return run(*self.command(*arguments), check=check)
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """How `ctr` is called for this store."""
         if self.process.pid is None:
             raise ClusterError("the cluster is not up: `make cluster` starts it")
         socket = self.state.containerd_socket
-        return run("ctr", "--address", socket, "--namespace", "k8s.io", *arguments, check=check)
+        return ["ctr", f"--address={socket}", "--namespace=k8s.io", *map(str, arguments)]
 
     def images(self) -> list[str]:
         return [name for name in self.ctr("images", "list", "-q").split() if "sha256:" not in name]

@@ -14,6 +14,7 @@ PACKAGES = {
     "containernetworking-plugins": "/usr/lib/cni/ptp",
     "etcd-server": "etcd",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "debootstrap": "debootstrap",
     "busybox-static": "/bin/busybox",
     "nftables": "nft",

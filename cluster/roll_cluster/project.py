@@ -4,12 +4,14 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from roll_cluster.containers import Containers
 from roll_cluster.processes import run
 from roll_cluster.settings import ClusterError
+from roll_cluster.transfer import transfer
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "helm" / "roll-operator"
@@ -20,20 +22,33 @@ LABEL = "roll.dev/build"
 def load_images(containers: Containers, say: Callable[[str], None], *names: str) -> dict[str, str]:
     """Build the images (all, if none is named), import those that the cluster does not have; their ids.
 
-    A build of an unchanged image takes a moment and gives the same id; an import of gigabytes does not.
+    A build of an unchanged image takes a moment and gives the same id.
     """
     identities = {}
     for line in _build(*names).splitlines():
         reference, identity, size = line.split(maxsplit=2)
         name = reference.rpartition("/")[2].partition(":")[0].removeprefix("roll-")
         if not _is_there(containers, reference, identity):
-            say(f"importing {reference}, {size}")
-            imported = _build("--load", f"{sys.executable} -m roll_cluster images", name)
-            identity = imported.split()[1]
-            containers.ctr("images", "label", reference, f"{LABEL}={identity}")
+            identity = _import(containers, say, name, reference, size)
         identities[name] = identity
     containers.forget_replaced_images()
     return identities
+
+
+def _import(
+    containers: Containers, say: Callable[[str], None], name: str, reference: str, size: str
+) -> str:
+    """The id of what was imported: the code may have changed since the build."""
+    said: list[str] = []
+    began = time.monotonic()
+    moved = transfer(
+        containers, reference, lambda layout: said.append(_build("--layout", str(layout), name))
+    )
+    identity = said[0].split()[1]
+    containers.ctr("images", "label", reference, f"{LABEL}={identity}")
+    took = time.monotonic() - began
+    say(f"imported {reference}, {size}, of which {moved / 1e6:.0f} MB were new, {took:.0f} s")
+    return identity
 
 
 def _is_there(containers: Containers, reference: str, identity: str) -> bool:
