@@ -1,11 +1,11 @@
-"""`python -m roll_cluster up|install|down|status|images|build`: see ../README.md."""
+"""`python -m roll_cluster up|install|prepare|down|status|images|build`: see ../README.md."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from roll_cluster import binaries, project
+from roll_cluster import binaries, packages, project
 from roll_cluster.cluster import Cluster
 from roll_cluster.settings import ClusterError, State, binaries_folder
 
@@ -45,6 +45,19 @@ def _given(cluster: Cluster) -> Path | None:
     return Path(given) if given and Path(given).absolute() != cluster.state.kubeconfig else None
 
 
+def prepare(cluster: Cluster, options: argparse.Namespace) -> None:
+    """What takes minutes the first time, so that no test has to wait for it."""
+    if os.geteuid() == 0:
+        packages.install(say)
+    elif "etcd-server" in packages.missing():
+        say("nothing is prepared for tests on a cluster: etcd is not installed, which needs root")
+        return
+    binaries.build([], say)
+    if os.geteuid() == 0 and not _given(cluster):
+        with cluster.image_store() as containers:
+            project.load_images(containers, say)
+
+
 def down(cluster: Cluster, options: argparse.Namespace) -> None:
     cluster.down(purge=options.purge)
     say("the cluster is down")
@@ -75,6 +88,7 @@ def say(text: str) -> None:
 COMMANDS = {
     "up": up,
     "install": install,
+    "prepare": prepare,
     "down": down,
     "status": status,
     "images": images,
@@ -89,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="start it, or what is missing of it")
     commands.add_parser("install", help="build and import the images, install the chart")
+    commands.add_parser("prepare", help="build what the tests need: programs and images")
     ending = commands.add_parser("down", help="stop it and clean up")
     ending.add_argument("--purge", action="store_true", help="remove image store and logs as well")
     commands.add_parser("status", help="its processes")

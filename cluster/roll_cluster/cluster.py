@@ -81,6 +81,20 @@ class Cluster:
                 shutil.rmtree(self.state.log, ignore_errors=True)
             self._start()
 
+    @contextlib.contextmanager
+    def image_store(self) -> Iterator[Containers]:
+        """containerd, if need be alone and until the block ends."""
+        with _alone():
+            self._own_folder()
+            self._claim()
+            was_there = self.containers.process.pid is not None
+            self.containers.start()
+            try:
+                yield self.containers
+            finally:
+                if not was_there:
+                    self.containers.stop()
+
     def _own_folder(self) -> None:
         root = self.state.root
         if root.exists() and any(root.iterdir()) and not (root / MARK).exists():
