@@ -29,6 +29,8 @@ DISRUPTIONS = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "T
 """Reasons of a pod that are nobody's failure; newer clusters say `DisruptionTarget` as well."""
 QUIET = frozenset({"", "ContainerCreating", "PodInitializing", "Completed", "Error"})
 """Reasons that tell nothing."""
+VOLUME = ("persistentvolume", "persistent volume", "volume node affinity", "storageclass")
+"""In the scheduler's words, of a pod that waits for its volume and not for room on a node."""
 MESSAGE = 4000
 
 
@@ -173,9 +175,10 @@ def _pending(status: Manifest, container: Manifest) -> tuple[str, str] | None:
     """Why no container runs, in the words of the scheduler or the kubelet."""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("reason") or "Unschedulable"), str(
-                condition.get("message") or ""
-            )
+            reason, words = (str(condition.get(key) or "") for key in ("reason", "message"))
+            if any(word in words.lower() for word in VOLUME):
+                return "Volume", words
+            return reason or "Unschedulable", words
     waiting = (container.get("state") or {}).get("waiting") or {}
     for state in status.get("initContainerStatuses") or []:
         waiting = waiting or (state.get("state") or {}).get("waiting") or {}

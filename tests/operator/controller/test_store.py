@@ -112,6 +112,7 @@ def test_nothing_is_kept_of_where_pods_once_were() -> None:
 
 
 WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
 
@@ -147,6 +148,10 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
         (
             {"status": {"conditions": [UNSCHEDULABLE | {"message": "0/3 nodes"}]}},
             {"pending": ("Unschedulable", "0/3 nodes"), "scheduled": False},
+        ),
+        (
+            {"status": {"conditions": [UNSCHEDULABLE | {"message": UNBOUND}]}},
+            {"pending": ("Volume", UNBOUND), "scheduled": False},
         ),
         ({"status": {"startTime": "not a time"}}, {"started_at": 0.0}),
         ({"status": {}}, {"phase": PodPhase.PENDING}),
@@ -216,7 +221,7 @@ def test_an_unchanged_spec_is_not_read_again() -> None:
         ({"spec": {}}, "spec.model"),
         ({"spec": {**JOB["spec"], "steps": "many"}}, "spec.steps"),
         ({"status": {"record": {"scopes": 7}}}, "record"),
-        ({"spec": {**JOB["spec"], "storage": {"uri": "s3://b/p"}}}, "storage.uri: object stores"),
+        ({"spec": {**JOB["spec"], "pipeline": "SFT"}}, "pipeline: SFT is not supported yet"),
     ],
 )
 def test_a_job_that_cannot_be_read_is_kept_with_the_reason(more: dict[str, Any], said: str) -> None:
