@@ -13,7 +13,7 @@ Quantity = Annotated[
 
 
 class Storage(Model):
-    """Where checkpoints and weights lie on a cluster; one of the three. On one machine: the run's folder."""
+    """Where checkpoints lie; one of the three. On one machine `size` and `claim` mean the run's folder."""
 
     size: Quantity | None = None
     """Size of a volume that belongs to the job, e.g. 10Gi."""
@@ -24,16 +24,21 @@ class Storage(Model):
     uri: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*://[^ ]+$")] | None = (
         None
     )
-    """Object store, e.g. s3://bucket/prefix."""
+    """Object store, e.g. s3://bucket/prefix. Each job has a folder of its own there, which outlives it."""
 
     storage_class: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """StorageClass of the job's own volumes. Without it: the cluster's default."""
 
-    ledger: Literal["Claim", "EmptyDir"] = "Claim"
-    """Where the record of all samples lies. `EmptyDir`: it is lost with its pod, and the job returns to a checkpoint."""
+    ledger: Literal["Claim", "EmptyDir"] | None = None
+    """Where the record of all samples lies. EmptyDir, the default beside `uri`: lost with its pod, the job goes back to a checkpoint."""
 
     ledger_size: Quantity = "10Gi"
     """Size of the ledger's volume."""
+
+    @property
+    def claims_ledger(self) -> bool:
+        """Whether the ledger has a volume. A job in an object store asks for none unless it is told to."""
+        return (self.ledger or ("Claim" if self.uri is None else "EmptyDir")) == "Claim"
 
 
 class Weights(Model):

@@ -200,7 +200,11 @@ def _print_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
     kept = [
         n for n in ("summary.json", "reward.png", "metrics.jsonl") if (folder.path / n).exists()
     ]
-    print(f"  in {_shown(folder.path)}: {', '.join(kept)}, checkpoints, ledger, logs, tensorboard")
+    uri = folder.job().get("spec", {}).get("storage", {}).get("uri")
+    kept += ["ledger", "logs", "tensorboard", *([] if uri else ["checkpoints"])]
+    print(f"  in {_shown(folder.path)}: {', '.join(kept)}")
+    if uri:
+        print(f"  in {uri}: checkpoints")
 
 
 def _shown(path: Path) -> str:

@@ -49,6 +49,8 @@ FIXED = tuple(
 )
 SHAPE = ("rollout.groupsPerStep", "rollout.groupSize")
 """Recorded batches and slots of steps have this shape."""
+PLACE = ("storage.uri",)
+"""Checkpoints lie there. Of a job's storage nothing else concerns one machine."""
 
 
 @contextlib.contextmanager
@@ -97,7 +99,7 @@ def changes(before: dict[str, Any], job: RLJob) -> list[str]:
     """What differs between a recorded spec and a job, of that which a run cannot change."""
     after = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     found = []
-    for key in (*FIXED, *SHAPE):
+    for key in (*FIXED, *SHAPE, *PLACE):
         old, new = read(before, key), read(after, key)
         if before and old != new:
             found.append(f"spec.{key}: was {old!r}, now {new!r}")

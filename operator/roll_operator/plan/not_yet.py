@@ -15,8 +15,6 @@ def not_yet(spec: JobSpec, *, cluster: bool) -> Iterator[tuple[str, str]]:
     if spec.pipeline not in PIPELINES:
         yield "pipeline", f"{spec.pipeline} is not supported yet, {' and '.join(PIPELINES)} are"
     if cluster:
-        if spec.storage.uri is not None:
-            yield "storage.uri", "object stores are not supported yet: set size or claim instead"
         return
     if spec.suspend:
         yield "suspend", "a suspended job does not run: set it to false; Ctrl-C stops a run"

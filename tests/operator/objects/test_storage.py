@@ -28,7 +28,8 @@ def mounted(storage: dict[str, Any], role: str, **spec: Any) -> tuple[str, str |
         ({"size": "10Gi"}, (LEDGER, None), (OWN, None), (EMPTY, None)),
         ({"size": "10Gi", "ledger": "EmptyDir"}, (EMPTY, None), (OWN, None), (EMPTY, None)),
         ({"claim": "shared"}, (LEDGER, None), ("shared", "sums"), ("shared", "sums")),
-        ({"uri": "s3://bucket/prefix"}, (LEDGER, None), (EMPTY, None), (EMPTY, None)),
+        ({"uri": "s3://bucket/prefix"}, (EMPTY, None), (EMPTY, None), (EMPTY, None)),
+        ({"uri": "s3://b", "ledger": "Claim"}, (LEDGER, None), (EMPTY, None), (EMPTY, None)),
     ],
 )
 def test_what_each_role_finds_at_its_storage(
@@ -51,7 +52,8 @@ def test_streamed_weights_leave_a_given_claim_to_the_trainer() -> None:
         ({"size": "7Gi", "ledger": "EmptyDir"}, {OWN: "7Gi"}),
         ({"claim": "shared"}, {LEDGER: "10Gi"}),
         ({"claim": "shared", "ledger": "EmptyDir"}, {}),
-        ({"uri": "s3://bucket/prefix"}, {LEDGER: "10Gi"}),
+        ({"uri": "s3://bucket/prefix"}, {}),
+        ({"uri": "s3://bucket/prefix", "ledger": "Claim"}, {LEDGER: "10Gi"}),
     ],
 )
 def test_the_job_claims_what_it_was_not_given(

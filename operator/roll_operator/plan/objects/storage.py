@@ -1,4 +1,5 @@
-"""Where a job's files outlive its pods: its own claims, or a claim that the user gave."""
+"""Where a job's files outlive its pods: its own claims, a claim that the user gave, or none, and then the trainer
+keeps its checkpoints in an object store."""
 
 from typing import Any
 
@@ -16,7 +17,7 @@ def claims(job: RLJob) -> list[Manifest]:
     result = []
     if storage.size is not None:
         result.append(_claim(job, f"{job.name}-storage", storage.size))
-    if storage.ledger == "Claim":
+    if storage.claims_ledger:
         result.append(_claim(job, f"{job.name}-ledger", storage.ledger_size))
     return result
 
@@ -37,7 +38,7 @@ def mount(job: RLJob, role: str) -> dict[str, Any]:
 def _claim_of(job: RLJob, role: str) -> str | None:
     storage = job.spec.storage
     if role == SCHEDULER:
-        return f"{job.name}-ledger" if storage.ledger == "Claim" else None
+        return f"{job.name}-ledger" if storage.claims_ledger else None
     if role == "trainer" and storage.size is not None:
         return f"{job.name}-storage"
     # Weights that are streamed need no shared folder: then the claim may be for one node only.
