@@ -20,7 +20,7 @@ from roll_operator.plan import (
     processes,
 )
 from roll_operator.plan.desired import desired_pods, environment, threads, uid_of
-from roll_operator.plan.restarts import back_off
+from roll_operator.plan.restarts import HEALTHY_SECONDS, back_off
 from roll_operator.plan.rules import classify
 from support.plans import JOB, NOW, PLACES, SITE, everything, exited, make_job, names, pod, ready
 
@@ -212,7 +212,20 @@ def test_a_disruption_restarts_at_once_and_is_not_counted() -> None:
     result = plan(JOB, Observed(everything(taken)), NOW, SITE)
     assert result.record.restarts == {}
     assert result.record.scope(name).attempt == 1
-    assert result.record.scope(name).not_before == 0
+    assert result.record.scope(name).not_before == NOW
+
+
+def test_a_pod_that_is_taken_away_again_and_again_waits_longer_each_time() -> None:
+    name, record, waited = "sums-inference-0", Record(), []
+    for attempt in range(5):
+        short = exited(name, 137, attempt=attempt, disrupted=True)
+        record = plan(JOB, Observed(everything(short), record), NOW, SITE).record
+        waited.append(record.scope(name).not_before - NOW)
+    assert waited == [0, 5, 10, 20, 40]
+    assert record.restarts == {} and record.failure is None
+    long = exited(name, 137, attempt=5, disrupted=True, started_at=NOW - 10 - HEALTHY_SECONDS)
+    record = plan(JOB, Observed(everything(long), record), NOW, SITE).record
+    assert record.scope(name).not_before == NOW
 
 
 def test_a_pod_that_somebody_removed_is_replaced_as_a_new_attempt_uncounted() -> None:

@@ -20,13 +20,12 @@ from roll_operator.plan.objects.cluster import (
     SPEC_HASH_ANNOTATION,
 )
 from roll_operator.plan.objects.gang import group_of
+from roll_operator.plan.rules import DISRUPTION, of_the_cluster
 
 Manifest = dict[str, Any]
 
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 
-DISRUPTIONS = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"})
-"""Reasons of a pod that are nobody's failure; newer clusters say `DisruptionTarget` as well."""
 QUIET = frozenset({"", "ContainerCreating", "PodInitializing", "Completed", "Error"})
 """Reasons that tell nothing."""
 VOLUME = ("persistentvolume", "persistent volume", "volume node affinity", "storageclass")
@@ -122,7 +121,7 @@ def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
         ended_at=ended_at,
         exit_code=ended.get("exitCode"),
         message=str(ended.get("message") or status.get("message") or "").strip()[-MESSAGE:],
-        disrupted="DisruptionTarget" in conditions or status.get("reason") in DISRUPTIONS,
+        disrupted=DISRUPTION in conditions or of_the_cluster(status.get("reason") or ""),
         restarts=restarts,
         reasons=tuple(dict.fromkeys(_reasons(status, ended))),
         conditions=conditions,
@@ -165,7 +164,7 @@ def _reasons(status: Manifest, ended: Manifest) -> Iterator[str]:
         if reason and reason not in QUIET:
             yield str(reason)
     for condition in status.get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("reason"):
+        if condition.get("type") == DISRUPTION and condition.get("reason"):
             yield str(condition["reason"])
     if ended.get("reason") in ("Error", "Completed"):
         yield str(ended["reason"])

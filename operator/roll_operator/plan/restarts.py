@@ -111,13 +111,14 @@ def settle(
     scope = record.scope(place.scope)
     if rule.verdict is Verdict.FAIL_JOB:
         return _fail(record, pod.role, failure, failure)
-    if rule.verdict is Verdict.RESTART_UNCOUNTED and pod.ran:
-        record = _raise(record, place.scope, scope.streak, scope.not_before)
-        return record, [Restarted(failure, pod.role, counted=False, wait=0.0)]
-
     ran_well = pod.ran and pod.ended_at - pod.started_at >= HEALTHY_SECONDS
     streak = 1 if ran_well else scope.streak + 1
     wait = back_off(job, streak)
+    if rule.verdict is Verdict.RESTART_UNCOUNTED and pod.ran:
+        # Nobody's failure. But one that is taken away again and again waits as well, or it would spin.
+        record = _raise(record, place.scope, streak, now + wait)
+        return record, [Restarted(failure, pod.role, counted=False, wait=wait)]
+
     counted = rule.verdict in (Verdict.RESTART, Verdict.RESTART_ROLE)
     if counted:
         record, spent = _count(job, record, pod, failure, now, 1)

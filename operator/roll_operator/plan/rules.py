@@ -100,7 +100,7 @@ def classify(pod: Pod, rules: Iterable[Rule] = RULES) -> Rule:
 
 
 def disrupted(pod: Pod) -> bool:
-    return pod.disrupted or DISRUPTION in pod.conditions or any(map(_of_the_cluster, pod.reasons))
+    return pod.disrupted or DISRUPTION in pod.conditions or any(map(of_the_cluster, pod.reasons))
 
 
 def undisturbed(pod: Pod) -> Pod:
@@ -110,11 +110,12 @@ def undisturbed(pod: Pod) -> Pod:
         deletion_at=None,
         disrupted=False,
         conditions=pod.conditions - {DISRUPTION},
-        reasons=tuple(reason for reason in pod.reasons if not _of_the_cluster(reason)),
+        reasons=tuple(reason for reason in pod.reasons if not of_the_cluster(reason)),
     )
 
 
-def _of_the_cluster(reason: str) -> bool:
+def of_the_cluster(reason: str) -> bool:
+    """Whether it says that the cluster took the pod away."""
     return reason in DISRUPTIONS or reason.startswith("OutOf")
 
 
