@@ -1,18 +1,14 @@
 """`kubectl roll logs`: what the pods of a job wrote, as far as the cluster still has it."""
 
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roll_operator.backends.kubernetes import read_pod
 from roll_operator.cli.cluster.connection import Cluster, Manifest, explain
-from roll_operator.cli.cluster.status import AT_REST
 from roll_operator.controller.cluster import errors, paths
 from roll_operator.controller.folder import RunError
-
-POLL_SECONDS = 2.0
+from roll_operator.plan import PodPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +22,15 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Log:
+class Log:
+    """Of a pod."""
+
     name: str
     short: str
     role: str
     uid: str
     attempt: int
-    restarts: int
+    runs: bool
 
     @property
     def title(self) -> str:
@@ -42,15 +40,17 @@ class _Log:
 def show_cluster_logs(job: str, namespace: str | None, choice: Choice, *, follow: bool) -> int:
     cluster = Cluster(namespace)
     found = cluster.job(job)
-    logs = list(_logs(cluster.pods(job), job))
-    chosen = [log for log in logs if _fits(log, choice)]
-    if follow:
-        return _follow(cluster, job, choice)
+    logs = list(logs_of(cluster.pods(job), job))
+    chosen = [log for log in logs if fits(log, choice)]
+    if follow and not choice.previous:
+        from roll_operator.cli.cluster.follow import follow_logs
+
+        return follow_logs(cluster, job, choice)
     if not chosen:
         raise RunError(_nothing(found, job, logs, choice))
     for log in chosen:
         try:
-            for line in _lines(cluster, log, choice, follow=False):
+            for line in _lines(cluster, log, choice):
                 print(f"{log.title} | {line}" if len(chosen) > 1 else line)
         except errors.ApiError as error:
             if len(chosen) == 1:
@@ -59,32 +59,35 @@ def show_cluster_logs(job: str, namespace: str | None, choice: Choice, *, follow
     return 0
 
 
-def _logs(pods: list[Manifest], job: str) -> Iterator[_Log]:
+def logs_of(pods: list[Manifest], job: str) -> Iterator[Log]:
     for manifest in pods:
         facts = read_pod(manifest)
         if facts is not None:
             pod = facts.pod
             short = pod.name.removeprefix(f"{job}-")
-            yield _Log(pod.name, short, pod.role, pod.uid, pod.attempt, pod.restarts)
+            runs = pod.phase is not PodPhase.EXITED
+            yield Log(pod.name, short, pod.role, pod.uid, pod.attempt, runs)
 
 
-def _fits(log: _Log, choice: Choice) -> bool:
+def fits(log: Log, choice: Choice) -> bool:
     names = (log.name, log.short, f"{log.name}.{log.attempt}", log.title)
     return choice.role in (None, log.role) and (choice.pod is None or choice.pod in names)
 
 
-def _lines(cluster: Cluster, log: _Log, choice: Choice, *, follow: bool) -> Iterator[str]:
+def _lines(cluster: Cluster, log: Log, choice: Choice) -> Iterator[str]:
     query = {"container": log.role}
     if choice.lines:
         query["tailLines"] = str(choice.lines)
     if choice.previous:
         query["previous"] = "true"
-    if follow:
-        query["follow"] = "true"
-    yield from cluster.lines(f"{paths.pod(cluster.namespace, log.name)}/log", **query)
+    yield from cluster.lines(log_path(cluster, log), **query)
 
 
-def _nothing(job: Manifest, name: str, logs: list[_Log], choice: Choice) -> str:
+def log_path(cluster: Cluster, log: Log) -> str:
+    return f"{paths.pod(cluster.namespace, log.name)}/log"
+
+
+def _nothing(job: Manifest, name: str, logs: list[Log], choice: Choice) -> str:
     """A pod that is gone takes its log along; what it said last is in the status."""
     there = ", ".join(log.title for log in logs) or "none"
     wanted = (choice.pod or choice.role or "").removeprefix(f"{name}-")
@@ -102,44 +105,3 @@ def _failures(job: Manifest) -> Iterator[Manifest]:
     for role in roles.values():
         if role.get("lastFailure"):
             yield role["lastFailure"]
-
-
-def _follow(cluster: Cluster, job: str, choice: Choice) -> int:
-    """A thread per container, new ones as pods are replaced, until the job is at rest and all is told."""
-    known: dict[tuple[str, int], _Follower] = {}
-    lock = threading.Lock()
-    while True:
-        found = cluster.find(paths.job(cluster.namespace, job))
-        for log in _logs(cluster.pods(job), job):
-            key = (log.uid, log.restarts)
-            if _fits(log, choice) and (key not in known or known[key].came_too_early()):
-                known[key] = _Follower(cluster, log, choice, lock)
-                known[key].start()
-        if any(follower.unread for follower in known.values()):
-            raise BrokenPipeError  # `| head` has seen enough
-        phase = ((found or {}).get("status") or {}).get("phase")
-        if (found is None or phase in AT_REST) and not any(t.is_alive() for t in known.values()):
-            return 0
-        time.sleep(POLL_SECONDS)
-
-
-class _Follower(threading.Thread):
-    def __init__(self, cluster: Cluster, log: _Log, choice: Choice, lock: threading.Lock) -> None:
-        super().__init__(daemon=True)
-        self._cluster, self._log, self._choice, self._lock = cluster, log, choice, lock
-        self.began = self.unread = False
-
-    def came_too_early(self) -> bool:
-        """The container had not started: it is to be asked again."""
-        return not self.is_alive() and not self.began
-
-    def run(self) -> None:
-        try:
-            for line in _lines(self._cluster, self._log, self._choice, follow=True):
-                self.began = True
-                with self._lock:
-                    print(f"{self._log.title} | {line}", flush=True)
-        except BrokenPipeError:
-            self.unread = True
-        except (errors.ApiError, RunError):
-            return
