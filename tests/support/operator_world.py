@@ -21,6 +21,9 @@ from roll_cluster import ApiServer
 from roll_cluster.api_server import free_port
 from ruamel.yaml import YAML
 
+from support.job_objects import BASE
+from support.objects import changed
+
 Manifest = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,25 +45,15 @@ KINDS = {
 }
 
 
-JOB: Manifest = {
-    "apiVersion": "roll.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "sums"},
-    "spec": {
-        "steps": 40,
-        "model": {"path": "builtin:tiny-qwen2"},
-        "data": {"train": {"path": "builtin:largest-of-three"}},
-        "rewards": [{"name": "exact", "scorer": {"kind": "exactMatch"}}],
-        "roles": {
-            "trainer": {"replicas": 1},
-            "inference": {"replicas": 2},
-            "reward": {"replicas": 1},
-            "environment": {"replicas": 1},
-        },
-        "storage": {"size": "1Gi"},
-        "failurePolicy": {"maxRestarts": 3, "backoffSeconds": 0.1, "backoffMaxSeconds": 0.2},
+JOB: Manifest = changed(
+    BASE,
+    {
+        "metadata": {"name": "sums"},
+        "spec.steps": 40,
+        "spec.storage": {"size": "1Gi"},
+        "spec.failurePolicy": {"maxRestarts": 3, "backoffSeconds": 0.1, "backoffMaxSeconds": 0.2},
     },
-}
+)
 PLACES = [
     "sums-environment-0",
     "sums-inference-0",

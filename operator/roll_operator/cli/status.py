@@ -1,6 +1,7 @@
 """`roll status`: what `roll run` wrote last, with the scheduler's newest figures while the job runs."""
 
 import json
+import sqlite3
 from typing import Any
 
 from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
@@ -48,11 +49,26 @@ def _live(folder: RunFolder) -> dict[str, Any] | None:
     from roll_operator.controller.state import progress_figures
 
     seen, rollout = read_progress(reply), folder.job()["spec"]["rollout"]
+    live = progress_figures(seen, rollout["groupsPerStep"] * rollout["groupSize"])
+    live["samples"] |= _audited(folder)
     return {
-        **progress_figures(seen, rollout["groupsPerStep"] * rollout["groupSize"]),
+        **live,
         "recentSamplesPerSecond": seen.samples_per_second,
         "notices": list(seen.notices),
     }
+
+
+def _audited(folder: RunFolder) -> dict[str, int]:
+    """What nobody but the ledger may say of itself. Empty while it cannot be read."""
+    from roll_api import RLJob
+
+    from roll_operator.controller.summary import audit
+
+    try:
+        found = audit(folder, RLJob.from_json(folder.job_file.read_text(encoding="utf-8")))
+    except (sqlite3.Error, OSError):
+        return {}
+    return {} if found is None else {"lost": found.lost, "trainedTwice": found.trained_twice}
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -86,7 +102,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         known = [held_out["first"], held_out["last"]] if isinstance(held_out, dict) else [held_out]
         lines.append(f"held out   {' → '.join(f'{figure:.3f}' for figure in known)}")
     lines += [
-        f"samples    {samples.get('trained', 0)} trained, "
+        f"samples    {samples.get('trained', 0)} trained, {_audit_text(samples)}"
         f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",
         "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items()) or "none"),
     ]
@@ -94,6 +110,13 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         lines.append("message    " + "\n           ".join(document["message"].splitlines()))
     lines += [f"notice     {notice}" for notice in document.get("notices", [])]
     return lines
+
+
+def _audit_text(samples: dict[str, Any]) -> str:
+    """A cluster's status has no audit: `kubectl roll samples` and `roll ledger verify` ask the ledger."""
+    if "lost" not in samples:
+        return ""
+    return f"{samples['lost']} lost, {samples['trainedTwice']} trained twice, "
 
 
 def _number(value: float | None) -> str:
