@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from roll_cluster.processes import run
-from roll_cluster.settings import KUBERNETES, KWOK, ClusterError, binaries_folder, cache
+from roll_cluster.settings import KUBERNETES, KWOK, VERSITYGW, ClusterError, binaries_folder, cache
 
 MODULE = Path(__file__).parent.parent / "binaries"
 GO_NEEDED = (1, 26)
@@ -34,6 +34,8 @@ PROGRAMS = {
     "coredns": "./coredns",
     # Not in the module: it asks for newer libraries, with which all the others would be built again.
     "kwok": f"sigs.k8s.io/kwok/cmd/kwok@{KWOK}",
+    # An S3 server, for tests of checkpoints in an object store.
+    "versitygw": f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW}",
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 KUBERNETES = "v1.36.3"
 KWOK = "v0.8.0"
+VERSITYGW = "v1.8.0"
 
 NODE = "roll-node"
 NODE_IP = "10.99.0.1"
