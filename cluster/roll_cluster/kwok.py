@@ -32,7 +32,7 @@ POD_STATUS = """
 phase: Running
 startTime: {{ Now | Quote }}
 hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
-podIP: {{ PodIPWith .spec.nodeName false ( or .metadata.uid "" ) ( or .metadata.name "" ) ( or .metadata.namespace "" ) | Quote }}
+podIP: ADDRESS
 conditions:
 {{ range $type := ( list "Initialized" "ContainersReady" "Ready" ) }}
 - {type: {{ $type }}, status: "True", lastTransitionTime: {{ Now | Quote }}}
@@ -46,12 +46,15 @@ containerStatuses:
   state: {running: {startedAt: {{ Now | Quote }}}}
 {{ end }}
 """
+ADDRESS = """
+{{ PodIPWith .spec.nodeName false ( or .metadata.uid "" ) ( or .metadata.name "" ) ( or .metadata.namespace "" ) | Quote }}
+""".strip()
 
 
-def start(folder: Path, kubeconfig: Path) -> Process:
-    """In the background until it is stopped or this process ends."""
+def start(folder: Path, kubeconfig: Path, address: str = ADDRESS) -> Process:
+    """In the background until it is stopped or this process ends. `address`: of all pods, where somebody plays them."""
     stages = folder / "stages.json"
-    stages.write_text("\n---\n".join(json.dumps(stage) for stage in _stages()))
+    stages.write_text("\n---\n".join(json.dumps(stage) for stage in _stages(address)))
     process = Process("kwok", folder / "kwok.pid", folder / "kwok.log")
     command: list[str | Path] = [
         binaries.require("kwok") / "kwok",
@@ -80,13 +83,13 @@ def node(name: str, cpu: int = 64, pods: int = 250) -> dict[str, Any]:
     }
 
 
-def _stages() -> list[dict[str, Any]]:
+def _stages(address: str) -> list[dict[str, Any]]:
     deleted, phase = ".metadata.deletionTimestamp", ".status.phase"
     ready = '.status.conditions.[] | select( .type == "Ready" ) | .status'
     return [
         _stage("node-ready", "Node", {"statusTemplate": NODE_STATUS}, (ready, "NotIn", "True")),
         _stage(
-            *("pod-runs", "Pod", {"statusTemplate": POD_STATUS}),
+            *("pod-runs", "Pod", {"statusTemplate": POD_STATUS.replace("ADDRESS", address)}),
             *((deleted, "DoesNotExist"), (phase, "In", "Pending")),
         ),
         _stage("pod-goes", "Pod", {"delete": True}, (deleted, "Exists")),

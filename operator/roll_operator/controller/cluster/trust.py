@@ -76,7 +76,7 @@ class TrustKeeper:
         bundle = there.get("ca.crt", "").encode()
         if now >= certificates.rotates_at(bundle):
             pair = certificates.make(certificates.names(job.name, job.metadata.namespace), now)
-            secret = _secret(job, pair)
+            secret = secret_of(job, pair)
             await self._api.create(paths.home(secret), secret)
             bundle = certificates.extended(bundle, pair.certificate, now)
         serial, rotates_at = certificates.newest_serial(bundle), certificates.rotates_at(bundle)
@@ -108,7 +108,7 @@ def config_map(job: RLJob, trust: Trust) -> Manifest:
     }
 
 
-def _secret(job: RLJob, pair: certificates.KeyPair) -> Manifest:
+def secret_of(job: RLJob, pair: certificates.KeyPair) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
