@@ -7,7 +7,7 @@ once more afterwards, never lost and never twice; a key that failed waits ever l
 import asyncio
 import heapq
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 FIRST_BACK_OFF = 0.05
@@ -27,7 +27,9 @@ class WorkQueue:
         self._due: dict[str, float] = {}
         """Key → its earliest time in `_later`; what else stands there is void."""
         self._failures: dict[str, int] = {}
-        self._changed = asyncio.Event()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._alarm: tuple[float, asyncio.TimerHandle] | None = None
+        """For the first time in `_later`."""
         self.finished_at = clock()
         """When a worker last took or ended a piece of work: the proof that work goes on."""
 
@@ -40,7 +42,7 @@ class WorkQueue:
             self._again.add(key)
         elif key not in self._ready:
             self._ready[key] = self._clock()
-            self._changed.set()
+            self._wake_one()
 
     def add_at(self, key: str, when: float) -> None:
         """Not later than `when`, on the queue's clock."""
@@ -48,7 +50,7 @@ class WorkQueue:
         if due is None or when < due:
             self._due[key] = when
             heapq.heappush(self._later, (when, key))
-            self._changed.set()
+            self._set_alarm()
 
     def add_after(self, key: str, seconds: float) -> None:
         self.add_at(key, self._clock() + seconds)
@@ -89,18 +91,20 @@ class WorkQueue:
             self.add(key)
 
     async def get(self) -> str:
+        """Each key that is due wakes one of those who wait."""
         while True:
-            self._changed.clear()
             key = self.take()
             if key is not None:
-                if self._ready:
-                    self._changed.set()  # the next worker too
                 return key
-            wait = asyncio.ensure_future(self._changed.wait())
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            self._set_alarm()
             try:
-                await asyncio.wait({wait}, timeout=self._pause())
-            finally:
-                wait.cancel()
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake_one()  # the next one, in its place
+                raise
 
     def oldest_wait(self) -> float:
         """Seconds that the first key in line has waited for a worker."""
@@ -109,8 +113,29 @@ class WorkQueue:
             return 0.0
         return self._clock() - next(iter(self._ready.values()))
 
-    def _pause(self) -> float | None:
-        return None if not self._later else max(0.0, self._later[0][0] - self._clock())
+    def _wake_one(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _set_alarm(self) -> None:
+        """Only while somebody waits: who takes a key looks at the clock itself."""
+        if not self._later or not self._waiters:
+            return
+        when = self._later[0][0]
+        if self._alarm is not None:
+            if self._alarm[0] <= when:
+                return
+            self._alarm[1].cancel()
+        loop = asyncio.get_running_loop()
+        self._alarm = (when, loop.call_later(max(0.0, when - self._clock()), self._ring))
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._ripen()
+        self._set_alarm()
 
     def _ripen(self) -> None:
         now = self._clock()
