@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from roll_operator.controller.cluster.errors import ApiError
 
-LEASE_SECONDS = 20.0
-"""Others take the lease when it did not change for this long."""
-HOLD_SECONDS = 15.0
+LEASE_SECONDS = 15.0
+"""Others take the lease when it did not change for this long: as in Kubernetes' own controllers."""
+HOLD_SECONDS = 10.0
 """The holder acts this long after the start of its last renewal that succeeded."""
 RENEW_SECONDS = 2.0
 RETRY_SECONDS = 0.5
