@@ -42,6 +42,8 @@ async def connect() -> client.ApiClient:
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
     settings.connection_pool_maxsize = 64
+    # Proxies and passwords from the environment would be looked up, in files too, for every call.
+    settings.client_session_kwargs = {"trust_env": False}
     connection = client.ApiClient(settings)
     connection.user_agent = "roll-operator"
     return connection

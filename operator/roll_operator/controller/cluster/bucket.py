@@ -30,6 +30,11 @@ class TokenBucket:
         self._tokens -= 1
         return True
 
+    def until(self, keep: float) -> float:
+        """Seconds after which `spare` may succeed."""
+        self._refill()
+        return max(0.0, (keep + 1 - self._tokens) / self._rate)
+
     def pause(self, seconds: float) -> None:
         """Nothing for a while: the other side asked for it."""
         self._refill()

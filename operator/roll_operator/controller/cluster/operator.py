@@ -13,6 +13,7 @@ from typing import TypeVar
 import kopf
 
 from roll_operator.controller.cluster import handlers
+from roll_operator.controller.cluster.acts import Acts
 from roll_operator.controller.cluster.api import Api, connect
 from roll_operator.controller.cluster.bucket import TokenBucket
 from roll_operator.controller.cluster.discovery import pod_group_api
@@ -107,27 +108,23 @@ class Operator:
         await self._refresh(supports)
         self.queue.finished_at = time.monotonic()  # nobody worked before, and nobody should have
         self.health.started = True
-        reconciler = Reconciler(
+        status = StatusWriter(
             self.api,
-            self.store,
-            links,
-            StatusWriter(
-                self.api,
-                TokenBucket(self.settings.status_qps, self.settings.status_qps),
-                self.proof,
-            ),
-            supports,
-            TrustKeeper(self.api, self.settings.authority),
-            Events(self.api, self.settings.identity),
+            TokenBucket(self.settings.status_qps, self.settings.status_qps),
             self.proof,
-            cluster,
+            self.queue.add,
         )
+        keeper = TrustKeeper(self.api, self.settings.authority)
+        events = Events(self.api, self.settings.identity)
+        acts = Acts(self.api, self.store, supports, keeper, events, self.proof, cluster)
+        reconciler = Reconciler(self.api, self.store, links, status, acts, keeper, events)
         workers = Workers(self.queue, self.store, reconciler)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(workers.run(self.settings.workers))
                 group.create_task(links.run())
-                group.create_task(self._keep_fresh(supports, reconciler))
+                group.create_task(status.turns.run())
+                group.create_task(self._keep_fresh(supports, acts))
         except* NotLeader:
             log.warning("a write was not sent: the lease is not held any more")
             self.leader.lost.set()
@@ -159,7 +156,7 @@ class Operator:
         for uid in await refresh(self.api, self.store, self.settings.watch_namespaces):
             self.proof.gone(uid)
 
-    async def _keep_fresh(self, supports: Supports, reconciler: Reconciler) -> None:
+    async def _keep_fresh(self, supports: Supports, acts: Acts) -> None:
         while True:
             self._relisted.clear()
             try:
@@ -170,7 +167,7 @@ class Operator:
                 await self._reread()
             except TimeoutError:
                 await self._refresh(supports)
-                reconciler.check_objects()
+                acts.check_objects()
             except ApiError as error:
                 log.warning("the lists could not be read: %s", error)
 

@@ -18,7 +18,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntry:
-    """`known` is what was kept of an earlier version: an unchanged spec is not read again."""
+    """`known` is what was kept of an earlier version: a job whose spec and marks are the same is not read again."""
     metadata = manifest["metadata"]
     status = manifest.get("status") or {}
     entry = JobEntry(
@@ -31,14 +31,12 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         deleting=bool(metadata.get("deletionTimestamp")),
         invalid=_invalid(status),
     )
+    kept = _kept(metadata)
     try:
-        same = known is not None and known.uid == entry.uid and known.generation == entry.generation
-        if same and known is not None and known.job is not None:
+        if known is not None and _same(known, entry, kept):
             entry.job, entry.spec_hash = known.job, known.spec_hash
         else:
-            entry.job = RLJob.parse_stored(
-                {**manifest, "metadata": _kept(metadata), "status": None}
-            )
+            entry.job = RLJob.parse_stored({**manifest, "metadata": kept, "status": None})
             entry.spec_hash = spec_hash(entry.job)
             if asked := "; ".join(f"{k}: {m}" for k, m in not_yet(entry.job.spec, cluster=True)):
                 entry.job, entry.problem = None, asked
@@ -53,6 +51,16 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         entry.job, entry.problem = None, f"status.record cannot be read: {_said(error)}"
         entry.record = Record()
     return entry
+
+
+def _same(known: JobEntry, entry: JobEntry, kept: dict[str, Any]) -> bool:
+    """Labels and annotations may change without a new generation."""
+    if known.job is None or (known.uid, known.generation) != (entry.uid, entry.generation):
+        return False
+    marks = known.job.metadata
+    return marks.labels == (kept.get("labels") or {}) and marks.annotations == (
+        kept.get("annotations") or {}
+    )
 
 
 def _kept(metadata: dict[str, Any]) -> dict[str, Any]:

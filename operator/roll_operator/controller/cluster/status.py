@@ -1,11 +1,13 @@
-"""When a status is written: at once if it says something new, otherwise now and then.
+"""When a status is written: at once if an act waits for it, otherwise when it is the job's turn.
 
-Invariants: a record is on the cluster before any act that follows from it; a write names the version that the
-plan was made from, so that a plan made from an old view, or by an operator that leads no more, changes nothing.
+Invariants: what a record counts is on the cluster before any act that follows from it; a write names the version
+that the plan was made from, so that a plan made from an old view, or by an operator that leads no more, changes
+nothing. What waits for its turn is not lost: the next plan starts from it.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from roll_api import API_VERSION, JobStatus
@@ -16,7 +18,9 @@ from roll_operator.controller.cluster.bucket import TokenBucket
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.reading import INVALID
 from roll_operator.controller.cluster.store import JobEntry
-from roll_operator.plan import Plan
+from roll_operator.controller.cluster.turns import ARRIVED, FIGURES, ON_ITS_WAY, Turns
+from roll_operator.plan import Phase, Plan, Record
+from roll_operator.plan.model import Scope
 from roll_operator.plan.record import write_record
 from roll_operator.plan.status import timestamp
 
@@ -25,6 +29,7 @@ FIGURES_SECONDS = 10.0
 MANAGER = "roll-operator"
 JUDGE = "roll-operator-validation"
 """Owns the condition of a job that cannot be read, and nothing else of the status."""
+WAYS = (Phase.PENDING, Phase.STARTING)
 
 
 class StatusWriter:
@@ -33,32 +38,40 @@ class StatusWriter:
         api: Api,
         bucket: TokenBucket,
         proof: WatchProof,
+        call: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`call` has a job looked at whose turn has come."""
         self._api, self._bucket, self._proof, self._clock = api, bucket, proof, clock
+        self.turns = Turns(bucket, call)
 
-    async def write(self, entry: JobEntry, result: Plan, *, at_once: bool = False) -> float | None:
-        """Writes what is due; else the seconds after which it will be. Raises what `Api.apply` raises.
+    async def before_acts(self, entry: JobEntry, result: Plan, *, at_once: bool = False) -> None:
+        """Writes what the plan's acts wait for. Raises what `Api.apply` raises.
 
         `at_once`: nobody will tell these figures again.
         """
         why = due(entry, result)
+        if why is not None and (at_once or binding(entry.record, result.record)):
+            await self._bucket.take()
+            await self._write(entry, result, why)
+
+    async def after_acts(self, entry: JobEntry, result: Plan, *, newest: bool) -> float | None:
+        """Writes what is due and has its turn; else the seconds after which figures will be due.
+
+        `newest`: nothing has happened since the plan; otherwise the next look, which is due, knows more.
+        """
+        why = due(entry, result)
+        entry.ahead = (result.status, result.record) if why else None
         if why is None:
+            self.turns.leave(entry.key)
+        if why is None or not newest:
             return None
-        if why == "figures" and not at_once:
+        if why == "figures":
             wait = entry.written_at + FIGURES_SECONDS - self._clock()
             if entry.written_at and wait > 0:
                 return wait
-            if not self._bucket.spare(keep=5):
-                return 1.0
-        else:
-            await self._bucket.take()
-        metrics.STATUS_WRITES.labels(why).inc()
-        status = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        status["record"] = write_record(result.record)
-        await self._apply(entry, status, MANAGER)
-        entry.status, entry.record = result.status, result.record
-        entry.written_at = self._clock()
+        if self.turns.take(entry.key, _line(why, result)):
+            await self._write(entry, result, why)
         return None
 
     async def say_invalid(self, entry: JobEntry, now: float) -> None:
@@ -75,6 +88,15 @@ class StatusWriter:
         metrics.STATUS_WRITES.labels("invalid").inc()
         await self._apply(entry, {"conditions": [condition]}, JUDGE)
         entry.invalid = entry.problem
+
+    async def _write(self, entry: JobEntry, result: Plan, why: str) -> None:
+        metrics.STATUS_WRITES.labels(why).inc()
+        status = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        status["record"] = write_record(result.record)
+        entry.ahead = None  # at once: the watch may tell of this write before its answer is here
+        await self._apply(entry, status, MANAGER)
+        entry.status, entry.record = result.status, result.record
+        entry.written_at = self._clock()
 
     async def _apply(self, entry: JobEntry, status: dict[str, Any], manager: str) -> None:
         body = {
@@ -105,6 +127,31 @@ def due(entry: JobEntry, result: Plan) -> str | None:
     if result.status != entry.status:
         return "figures"
     return None
+
+
+def binding(written: Record, planned: Record) -> bool:
+    """Whether acts have to wait for the record: it holds what cannot be told from the cluster again."""
+    if written == Record():  # of a job that nobody touched yet, everything can
+        written = replace(written, spec_hash=planned.spec_hash, restart_id=planned.restart_id)
+    return _counted(written) != _counted(planned)
+
+
+def _counted(record: Record) -> Record:
+    """Without what the next operator would find out by itself: which pods are there, whether and since when they run."""
+    scopes = {key: replace(scope, started={}) for key, scope in record.scopes.items()}
+    return replace(
+        record,
+        scopes={key: scope for key, scope in scopes.items() if scope != Scope()},
+        started_at=0.0,
+        ready_since=0.0,
+        was_running=False,
+    )
+
+
+def _line(why: str, result: Plan) -> int:
+    if why == "figures":
+        return FIGURES
+    return ON_ITS_WAY if result.status.phase in WAYS else ARRIVED
 
 
 def _turns(status: JobStatus) -> list[tuple[str, str, str]]:

@@ -37,6 +37,8 @@ class JobEntry:
     """What the condition `Invalid` says on the cluster."""
     written_at: float = 0.0
     """When this process last wrote the status, on its own clock."""
+    ahead: tuple[JobStatus, Record] | None = None
+    """What the newest plan says and the cluster does not yet: it waits for its turn."""
 
     @property
     def key(self) -> str:
@@ -90,6 +92,8 @@ class Store:
             return False
         if known is not None and known.uid == entry.uid:
             entry.written_at = known.written_at
+            if known.record == entry.record:
+                entry.ahead = known.ahead
         self._jobs[entry.key] = entry
         self._changed(entry.key)
         return True

@@ -1,0 +1,157 @@
+"""Whose status is written, and when: what acts wait for at once, the rest in turn."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from roll_operator.controller.cluster.bucket import TokenBucket
+from roll_operator.controller.cluster.proof import WatchProof
+from roll_operator.controller.cluster.reading import read_job
+from roll_operator.controller.cluster.status import StatusWriter, binding
+from roll_operator.controller.cluster.store import JobEntry, Store
+from roll_operator.controller.cluster.turns import ARRIVED, FIGURES, KEPT, ON_ITS_WAY, Turns
+from roll_operator.plan import Failure, Observed, Plan, Record, plan
+from roll_operator.plan.model import Scope
+from roll_operator.plan.objects.cluster import site
+from support.operator_world import JOB
+
+RATE = 20.0
+
+
+def stopped(tokens: float) -> TokenBucket:
+    """A bucket whose time stands still."""
+    bucket = TokenBucket(RATE, RATE, clock=lambda: 0.0)
+    for _ in range(int(RATE - tokens)):
+        bucket.reserve()
+    return bucket
+
+
+def test_who_finds_a_token_writes_at_once_and_who_finds_none_is_called_later() -> None:
+    turns = Turns(stopped(KEPT[ARRIVED] + 1), lambda key: None)
+    assert turns.take("a", ARRIVED)
+    assert not turns.take("b", ARRIVED)
+
+
+def test_tokens_stay_for_writes_that_an_act_waits_for() -> None:
+    bucket = stopped(KEPT[ARRIVED])
+    assert not Turns(bucket, lambda key: None).take("a", ARRIVED)
+    assert bucket.reserve() == 0.0
+
+
+def test_who_arrived_goes_first_then_who_is_on_its_way_then_figures() -> None:
+    called: list[str] = []
+    bucket = TokenBucket(1000.0, RATE)
+    turns = Turns(bucket, called.append)
+    bucket.pause(0.05)
+    for key, line in (("f", FIGURES), ("w", ON_ITS_WAY), ("a", ARRIVED), ("x", ON_ITS_WAY)):
+        assert not turns.take(key, line)
+    assert not turns.take("x", ARRIVED), "it arrived meanwhile"
+    assert not turns.take("a", FIGURES), "it keeps the better place"
+
+    async def until_all() -> None:
+        running = asyncio.create_task(turns.run())
+        async with asyncio.timeout(10):
+            while len(called) < 4:  # noqa: ASYNC110  # nothing tells of a call
+                await asyncio.sleep(0.005)
+        running.cancel()
+
+    asyncio.run(until_all())
+    assert called == ["a", "x", "w", "f"]
+    assert turns.take("w", ON_ITS_WAY)
+
+
+def test_who_left_is_not_called() -> None:
+    called: list[str] = []
+    bucket = TokenBucket(1000.0, RATE)
+    turns = Turns(bucket, called.append)
+    bucket.pause(0.02)
+    turns.take("a", ARRIVED)
+    turns.take("b", ARRIVED)
+    turns.leave("a")
+
+    async def a_while() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await turns.run()
+
+    asyncio.run(a_while())
+    assert called == ["b"]
+
+
+def test_acts_wait_for_what_is_counted_and_for_nothing_that_can_be_seen_again() -> None:
+    seen = Record(
+        scopes={"trainer": Scope(0, {"t-0": "u"})}, spec_hash="h", restart_id="", started_at=9.0
+    )
+    assert not binding(Record(), seen)
+    assert not binding(seen, replace(seen, was_running=True, ready_since=7.0))
+    assert not binding(seen, replace(seen, scopes={"trainer": Scope(0, {"t-0": "u", "t-1": "v"})}))
+    assert binding(seen, replace(seen, scopes={"trainer": Scope(1)}))
+    assert binding(seen, replace(seen, restarts={"reward": 1}))
+    assert binding(seen, replace(seen, fenced=("u",)))
+    assert binding(seen, replace(seen, failure=Failure("a", "b")))
+    assert binding(seen, replace(seen, closing=True))
+    assert binding(seen, replace(seen, spec_hash="other"))
+    assert binding(Record(), replace(seen, finished=True))
+    assert binding(Record(), replace(seen, scopes={"trainer": Scope(3, {"t-0": "u"})}))
+
+
+class Written:
+    """Counts what would go to the API server."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+
+    async def apply(self, path: str, body: Any, manager: str) -> Any:
+        self.bodies.append(body)
+        return {"metadata": {"resourceVersion": str(100 + len(self.bodies))}}
+
+
+def entry() -> JobEntry:
+    more = {"namespace": "ns", "uid": "u", "resourceVersion": "1", "generation": 1}
+    return read_job({**JOB, "metadata": {**JOB["metadata"], **more}})
+
+
+def planned(job: JobEntry) -> Plan:
+    assert job.job is not None
+    return plan(job.job, Observed(), time.time(), site(job.job))
+
+
+def test_a_status_that_waits_for_its_turn_is_planned_from_and_outlives_news_of_the_job() -> None:
+    api, job = Written(), entry()
+    writer = StatusWriter(api, stopped(0), WatchProof(), lambda key: None)  # type: ignore[arg-type]
+    result = planned(job)
+    asyncio.run(writer.before_acts(job, result))
+    asyncio.run(writer.after_acts(job, result, newest=True))
+    assert api.bodies == []
+    assert job.ahead == (result.status, result.record)
+    store = Store(lambda key: None)
+    store.put_job(job)
+    newer = entry()
+    newer.version = 2
+    store.put_job(newer)
+    assert newer.ahead == job.ahead
+    rewritten = entry()
+    rewritten.version, rewritten.record = 3, Record(finished=True)
+    store.put_job(rewritten)
+    assert rewritten.ahead is None, "somebody else wrote the record"
+
+
+def test_what_is_counted_is_written_without_a_turn() -> None:
+    api, job = Written(), entry()
+    writer = StatusWriter(api, stopped(1), WatchProof(), lambda key: None)  # type: ignore[arg-type]
+    result = planned(job)
+    counted = replace(result, record=replace(result.record, restarts={"reward": 1}))
+    asyncio.run(writer.before_acts(job, counted))
+    assert [body["status"]["record"]["restarts"] for body in api.bodies] == [{"reward": 1}]
+    assert job.ahead is None and job.record == counted.record
+
+
+def test_a_changed_annotation_is_seen_though_the_generation_is_the_same() -> None:
+    before = entry()
+    marked = {"namespace": "ns", "uid": "u", "resourceVersion": "2", "generation": 1}
+    manifest = {**JOB, "metadata": {**JOB["metadata"], **marked, "annotations": {"a": "b"}}}
+    after = read_job(manifest, before)
+    assert after.job is not None and after.job.metadata.annotations == {"a": "b"}
+    assert read_job(manifest, after).job is after.job
