@@ -1,4 +1,4 @@
-"""A real S3 server on the loopback interface: versitygw, which keeps objects as files and checks signatures."""
+"""A real S3 server on an address of this machine: versitygw, which keeps objects as files and checks signatures."""
 
 import signal
 import socket
@@ -14,13 +14,14 @@ KEY, SECRET, BUCKET = "roll", "not-a-secret", "bucket"
 class S3Server:
     """Serves `folder`, in which every folder is a bucket. It may be stopped and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.program = binaries.require("versitygw") / "versitygw"
         self.folder = folder
         self.bucket = folder / BUCKET
         self.bucket.mkdir(parents=True)
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((host, 0))
             self.port = probe.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -28,14 +29,14 @@ class S3Server:
     def env(self) -> dict[str, str]:
         """What a pod is given for it."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ENDPOINT_URL": f"http://{self.host}:{self.port}",
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
     def start(self) -> None:
-        address = f"127.0.0.1:{self.port}"
+        address = f"{self.host}:{self.port}"
         with self.folder.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self.program, "--port", address, "posix", self.folder],
@@ -46,7 +47,7 @@ class S3Server:
         deadline = time.monotonic() + 30
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection((self.host, self.port), timeout=1).close()
                 return
             except OSError:
                 assert self._process.poll() is None and time.monotonic() < deadline, "no S3 server"

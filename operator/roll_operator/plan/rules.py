@@ -79,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Verdict.RESTART_UNCOUNTED, "Deleted", deleted=True),
     Rule(Verdict.RESTART, "EndedEarly", exit_codes=frozenset({0})),
     Rule(Verdict.RESTART, "Refused", exit_codes=frozenset({3})),
+    Rule(Verdict.RESTART, "Unreachable", exit_codes=frozenset({4})),
     Rule(Verdict.RESTART, "Killed", exit_codes=frozenset({137})),
     Rule(Verdict.RESTART, "Crashed"),
 )

@@ -227,6 +227,11 @@ def test_what_the_author_has_to_mend_is_said_in_one_sentence(
     assert "\n" not in str(raised.value)
 
 
+def test_a_bucket_that_amazon_does_not_know_is_no_outage() -> None:
+    """Its region is looked for first: Arrow's own words for a bucket without one."""
+    assert isinstance(bucket._judged(URI, OSError("Bucket 'bucket' not found")), UserError)
+
+
 @pytest.mark.parametrize(
     ("uri", "endpoint", "code", "says"),
     [

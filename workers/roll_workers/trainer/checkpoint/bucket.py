@@ -44,6 +44,7 @@ _MEND = {
     "SIGNATURE_DOES_NOT_MATCH": "the secret does not belong to the access key",
 }
 _CODE = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?.* operation: (.*)")
+_NO_BUCKET = re.compile(r"Bucket '.*' not found")  # of the search for its region
 _DAMAGED = "VALIDATION"  # its checksum, which the store keeps with it
 _LATER = ("408", "429")  # of the refusals those that time mends
 
@@ -178,6 +179,8 @@ class Bucket:
 def _judged(uri: str, error: BaseException) -> UserError | Unreachable | CorruptCheckpoint:
     if isinstance(error, ValueError):  # the URI itself
         return UserError(f"storage.uri: {uri}: {_first_line(error)}")
+    if _NO_BUCKET.search(_first_line(error)):
+        return UserError(f"storage.uri: {uri}: {_MEND['NO_SUCH_BUCKET']}")
     if found := _CODE.search(_first_line(error)):
         code, status, words = found[1], found[2] or "", found[3]
         if code == _DAMAGED:
