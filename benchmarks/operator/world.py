@@ -57,7 +57,9 @@ class World:
             programs = require("kube-scheduler", "kwok")
             parts = Components(State(self.folder), programs, self.server.keys, self.server.url)
             self.start("kube-scheduler", *parts.scheduler(), "--secure-port=0")
-            self.processes["kwok"] = kwok.start(self.folder, self.server.kubeconfig, SCHEDULERS)
+            # Without leases: on a busy machine KWOK loses them to itself, and then its nodes stand still.
+            played = kwok.start(self.folder, self.server.kubeconfig, SCHEDULERS, lease_seconds=0)
+            self.processes["kwok"] = played
             nodes = [kwok.node(f"air-{i}", pods=PODS_PER_NODE) for i in range(self._nodes)]
             self.create(*nodes)
         except BaseException:

@@ -51,8 +51,14 @@ ADDRESS = """
 """.strip()
 
 
-def start(folder: Path, kubeconfig: Path, address: str = ADDRESS) -> Process:
-    """In the background until it is stopped or this process ends. `address`: of all pods, where somebody plays them."""
+def start(
+    folder: Path, kubeconfig: Path, address: str = ADDRESS, lease_seconds: int = 40
+) -> Process:
+    """In the background until it is stopped or this process ends.
+
+    `address` is that of all pods, where somebody plays them; with `lease_seconds` 0 nodes show no sign of life,
+    which is enough where no controller looks for one.
+    """
     stages = folder / "stages.json"
     stages.write_text("\n---\n".join(json.dumps(stage) for stage in _stages(address)))
     process = Process("kwok", folder / "kwok.pid", folder / "kwok.log")
@@ -62,7 +68,7 @@ def start(folder: Path, kubeconfig: Path, address: str = ADDRESS) -> Process:
         f"--config={stages}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={KEY}=fake",
-        "--node-lease-duration-seconds=40",
+        f"--node-lease-duration-seconds={lease_seconds}",
     ]
     process.start(command, with_parent=True)
     return process
