@@ -261,7 +261,7 @@ class Walk:
         return "P=", {"length": self.length}
     def step(self, action):
         if action == "U":
-            raise RuntimeError("no up here")
+            raise RuntimeError('no up here')
         while action == "L":
             time.sleep(0.01)
         self.at += 1
@@ -286,7 +286,7 @@ def test_a_users_environment_may_raise_or_hang_without_disturbing_others(tmp_pat
         unit, payload = await begin(1)
         failure = await worker.ask("step", unit=unit, payload=payload + move("U", 0))
         assert isinstance(failure, Failure)
-        assert failure.kind == Failure.INFRASTRUCTURE
+        assert failure.kind == Failure.INPUT, "a bug of the user's, not of the machines"
         assert "walk.py, line 13: RuntimeError: no up here" in failure.message
 
         unit, payload = await begin(2)
@@ -301,8 +301,28 @@ def test_a_users_environment_may_raise_or_hang_without_disturbing_others(tmp_pat
         hung = await hanging
         assert isinstance(hung, Failure)
         assert hung.kind == Failure.TIMEOUT
+        assert hung.message == "the environment's step did not end within 2 s"
 
     with_worker(tmp_path, agentic(python="walk.py:Walk"), body)
+
+
+@pytest.mark.parametrize("raised", ["TimeoutError('slow')", "SystemExit(3)", "StopIteration"])
+def test_whatever_a_users_environment_raises_is_its_own_failure(
+    tmp_path: Path, raised: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "walk.py").write_text(USER_ENV.replace("RuntimeError('no up here')", raised))
+
+    async def body(worker: Worker) -> None:
+        unit = Unit(group=1, index=3)
+        begun = await worker.ask("reset", unit=unit, seed=5)
+        failure = await worker.ask("step", unit=unit, payload=begun.payload + move("U", 0))
+        assert isinstance(failure, Failure)
+        assert failure.kind == Failure.INPUT
+        assert f"walk.py, line 13: {raised.split('(')[0]}" in failure.message
+
+    with_worker(tmp_path, agentic(python="walk.py:Walk"), body)
+    [told] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told.startswith("sample 1.3: the environment's step raised: walk.py, line 13: ")
 
 
 def test_a_users_environment_is_told_what_validates_if_it_asks(tmp_path: Path) -> None:

@@ -84,7 +84,9 @@ def test_answers_are_decoded_and_scored(tmp_path: Path) -> None:
     with_role(tmp_path, job_with(EXACT), body)
 
 
-def test_each_way_to_fail_has_its_kind_and_none_is_a_zero(tmp_path: Path) -> None:
+def test_each_way_to_fail_has_its_kind_and_none_is_a_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "rewards.py").write_text(
         "import os\n"
         "def score(response):\n"
@@ -116,6 +118,9 @@ def test_each_way_to_fail_has_its_kind_and_none_is_a_zero(tmp_path: Path) -> Non
         assert (result.lease.number, result.reward) == (5, 1.0)
 
     with_role(tmp_path, job_with(mine), body)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1, "five failures in a moment are one line in the log"
+    assert warnings[0].startswith("sample ")
 
 
 def test_a_cancelled_task_is_dropped_and_a_draining_worker_hands_back_the_rest(

@@ -157,6 +157,17 @@ def test_a_function_that_needs_a_column_that_is_not_there_is_a_failure(tmp_path:
     assert "rewards.py:score needs difficulty" in str(failure)
 
 
+def test_an_answer_that_the_row_lacks_is_missing_like_any_other_column(tmp_path: Path) -> None:
+    [failure] = score(
+        user_function(tmp_path, "def score(response, answer): return response == answer\n"),
+        sample("7", answer=None),
+    )
+    assert isinstance(failure, ScorerError)
+    assert "rewards.py:score needs answer, which the data row does not have" in str(failure)
+    defaults = user_function(tmp_path, "def score(response, answer='7'): return response == answer")
+    assert score(defaults, sample("7", answer=None)) == [Reward(1.0)]
+
+
 @pytest.mark.parametrize(
     ("returned", "reward"),
     [

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from roll_api import RLJob
@@ -22,6 +23,7 @@ from roll_workers.environment.episodes import Episode, ReplayDiffers, World
 from roll_workers.environment.setup import Setup, validation_seed
 from roll_workers.environment.threads import Threads
 from roll_workers.errors import UserError
+from roll_workers.runtime.complaints import Complaints
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.session import Cancelled, Draining, Session, lease_key, unit_key
 from roll_workers.user_code import describe
@@ -29,6 +31,10 @@ from roll_workers.user_code import describe
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 60.0  # of one call into a user's environment, when the task names no limit
+
+
+class EnvError(Exception):
+    """The user's environment raised: file, line and error."""
 
 
 async def main(config: WorkerConfig, job: RLJob) -> None:
@@ -39,7 +45,7 @@ async def main(config: WorkerConfig, job: RLJob) -> None:
         if setup.world is None:
             await serve_rows(session, setup.data)
         else:
-            await Episodes(session, setup.world, setup.seed, in_threads=setup.user_code).serve()
+            await Episodes(session, setup.world, setup.seed, user_file=setup.user_file).serve()
 
 
 async def serve_rows(session: Session, data: dict[str, DataSet]) -> None:
@@ -62,11 +68,13 @@ class Episodes:
     """The interactive episodes of this worker."""
 
     def __init__(
-        self, session: Session, world: World, seed: int = 0, *, in_threads: bool = False
+        self, session: Session, world: World, seed: int = 0, *, user_file: Path | None = None
     ) -> None:
         self.session, self.world, self.seed = session, world, seed
         self.resident: dict[tuple[int, int], Episode] = {}
-        self._threads = Threads() if in_threads else None
+        self._user_file = user_file
+        self._threads = Threads() if user_file is not None else None
+        self._complaints = Complaints(log)
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
@@ -105,13 +113,14 @@ class Episodes:
         except ReplayDiffers as error:
             self.session.fail(task, Failure.REPLAY, str(error))
         except TimeoutError:
-            self.session.fail(task, Failure.TIMEOUT, f"the environment's {task.stage} hangs")
+            self._fail(task, Failure.TIMEOUT, f"did not end within {_limit(task):g} s")
+        except EnvError as error:
+            self._fail(task, Failure.INPUT, f"raised: {error}")
         except UserError as error:  # text that the tokenizer does not know
+            self._complaints.tell(task.unit, str(error))
             self.session.fail(task, Failure.INPUT, str(error))
-        except Exception as error:  # the environment's own
-            message = f"the environment's {task.stage} raised: {describe(error)}"
-            log.warning("%s", message)
-            self.session.fail(task, Failure.INFRASTRUCTURE, message)
+        except Exception as error:  # ours
+            self._fail(task, Failure.INFRASTRUCTURE, f"raised: {describe(error)}")
         else:
             if not turn.done:
                 self.resident[key] = episode
@@ -124,19 +133,36 @@ class Episodes:
                 busy=time.perf_counter() - began,
             )
 
+    def _fail(self, task: Task, kind: Failure.Kind, how: str) -> None:
+        message = f"the environment's {task.stage} {how}"
+        self._complaints.tell(task.unit, message)
+        self.session.fail(task, kind, message)
+
     async def _call(self, task: Task, function: Callable[..., Any], *arguments: Any) -> Any:
         """Our own environments are quick and run here; a user's may hang."""
         if self._threads is None:
             return function(*arguments)
-        # Half of the lease's time: our word that it hangs must come before the lease ends by itself.
-        seconds = task.no_progress_ms / 2000 or CALL_SECONDS
-        return await self._threads.call(function, *arguments, seconds=seconds)
+        return await self._threads.call(self._guarded, function, arguments, seconds=_limit(task))
+
+    def _guarded(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Whatever the user's code raises, also TimeoutError and SystemExit, is its own failure."""
+        try:
+            return function(*arguments)
+        except (ReplayDiffers, UserError):
+            raise
+        except BaseException as error:
+            raise EnvError(describe(error, self._user_file)) from error
 
     def _seed_of(self, task: Task) -> int:
         return validation_seed(self.seed, task.position) if task.validation else task.seed
 
     def _forget(self, key: tuple[int, int], _: asyncio.Task[None]) -> None:
         self._running.pop(key, None)
+
+
+def _limit(task: Task) -> float:
+    """Half of the lease's time: our word that it hangs must come before the lease ends by itself."""
+    return task.no_progress_ms / 2000 or CALL_SECONDS
 
 
 def _is_at(episode: Episode, before: sample_pb2.Trajectory) -> bool:

@@ -37,7 +37,7 @@ class Setup:
     seed: int
     data: dict[str, DataSet] = field(default_factory=dict)
     world: World | None = None
-    user_code: bool = False
+    user_file: Path | None = None  # of a world that the user wrote
 
     @classmethod
     def of_job(cls, job: RLJob, storage: Path, source: Path) -> Setup:
@@ -107,7 +107,7 @@ def _world(job: RLJob, codec: Codec, source: Path, limit: int | None) -> Setup:
             raise UserError(
                 f"environment.actionPattern: not a regular expression: {error}"
             ) from error
-    make, content = _maker(of, source)
+    make, content, user_file = _maker(of, source)
     env = make()
     if of.python is None:  # ours are cheap to try, and what they say must fit the model
         for validation in (False, *([True] if of.validation else [])):
@@ -125,11 +125,11 @@ def _world(job: RLJob, codec: Codec, source: Path, limit: int | None) -> Setup:
     if of.validation is not None:
         episodes = of.validation.samples or VALIDATION_EPISODES
         declared.append(Declared(split="validation", rows=episodes, content_hash=content))
-    return Setup(declared, job.spec.seed, world=world, user_code=of.python is not None)
+    return Setup(declared, job.spec.seed, world=world, user_file=user_file)
 
 
-def _maker(of: EnvironmentSource, source: Path) -> tuple[Callable[[], Env], str]:
-    """What makes an environment, and a hash of what decides its behaviour."""
+def _maker(of: EnvironmentSource, source: Path) -> tuple[Callable[[], Env], str, Path | None]:
+    """What makes an environment, a hash of what decides its behaviour, and the user's file if it is theirs."""
     options = dict(of.options)
     digest = hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=16)
     if of.python is not None:
@@ -137,7 +137,7 @@ def _maker(of: EnvironmentSource, source: Path) -> tuple[Callable[[], Env], str]
 
         envs = UserEnvs(of.python, source, options)
         digest.update(envs.path.read_bytes())
-        return envs, digest.hexdigest()
+        return envs, digest.hexdigest(), envs.path
     from roll_workers.environment.envs.frozen_lake import FrozenLake
 
     unknown = set(options) - set(inspect.signature(FrozenLake).parameters)
@@ -147,7 +147,7 @@ def _maker(of: EnvironmentSource, source: Path) -> tuple[Callable[[], Env], str]
             f"environment.options: frozenLake knows no {', '.join(sorted(unknown))}; it knows {known}"
         )
     digest.update(b"frozenLake")
-    return lambda: FrozenLake(**options), digest.hexdigest()
+    return lambda: FrozenLake(**options), digest.hexdigest(), None
 
 
 def _check_first(text: str, codec: Codec, limit: int | None) -> None:

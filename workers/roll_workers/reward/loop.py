@@ -18,6 +18,7 @@ from roll_wire.session_pb2 import Failure, Task
 from roll_workers.reward.rewards import Rewards
 from roll_workers.reward.samples import read_sample
 from roll_workers.reward.scorers import Reward, ScorerCrash, ScorerError, ScorerTimeout
+from roll_workers.runtime.complaints import Complaints
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.session import Cancelled, Draining, Session, lease_key
 from roll_workers.text import Codec
@@ -26,6 +27,11 @@ log = logging.getLogger(__name__)
 
 Running = dict[tuple[int, int], asyncio.Task[None]]
 
+KINDS = {
+    ScorerError: Failure.INPUT,
+    ScorerTimeout: Failure.TIMEOUT,
+    ScorerCrash: Failure.INFRASTRUCTURE,
+}
 DRAIN_SECONDS = 8.0  # of the ten that a draining worker has
 ALIVE_SECONDS = 5.0
 
@@ -45,12 +51,15 @@ async def main(config: WorkerConfig, job: RLJob) -> None:
 
 async def serve(session: Session, codec: Codec, rewards: Rewards) -> None:
     running: Running = {}
+    complaints = Complaints(log)
     alive = asyncio.create_task(_stay_alive(session))
     try:
         async for event in session:
             if isinstance(event, Task):
                 key = lease_key(event.lease)
-                running[key] = asyncio.create_task(judge(session, codec, rewards, event))
+                running[key] = asyncio.create_task(
+                    judge(session, codec, rewards, event, complaints)
+                )
                 running[key].add_done_callback(partial(_forget, running, key))
             elif isinstance(event, Cancelled):
                 for lease in event.leases:
@@ -66,18 +75,17 @@ async def serve(session: Session, codec: Codec, rewards: Rewards) -> None:
             judging.cancel()
 
 
-async def judge(session: Session, codec: Codec, rewards: Rewards, task: Task) -> None:
+async def judge(
+    session: Session, codec: Codec, rewards: Rewards, task: Task, complaints: Complaints
+) -> None:
     """One answer."""
     began = time.perf_counter()
     try:
         trajectory = sample_pb2.Trajectory.FromString(task.payload)
         reward = await rewards.score(read_sample(trajectory, codec))
-    except ScorerError as error:
-        session.fail(task, Failure.INPUT, str(error))
-    except ScorerTimeout as error:
-        session.fail(task, Failure.TIMEOUT, str(error))
-    except ScorerCrash as error:
-        session.fail(task, Failure.INFRASTRUCTURE, str(error))
+    except (ScorerError, ScorerTimeout, ScorerCrash) as error:
+        complaints.tell(task.unit, str(error))
+        session.fail(task, KINDS[type(error)], str(error))
     except Exception as error:  # ours: the sample is not to blame, and the worker goes on
         log.exception("scoring failed")
         session.fail(task, Failure.INFRASTRUCTURE, f"{type(error).__name__}: {error}")

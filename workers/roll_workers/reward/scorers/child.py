@@ -57,7 +57,8 @@ class Function:
         missing = self.needs - given.keys()
         if missing:
             raise ScorerError(
-                f"{self.name} needs {', '.join(sorted(missing))}, which the data row does not have"
+                f"{self.name} needs {', '.join(sorted(missing))}, which the data row does not have "
+                f"(it is given {', '.join(sorted(given))})"
             )
         if self.takes_all:
             return given

@@ -33,9 +33,10 @@ class Python:
             **sample.facts,
             "prompt": sample.prompt,
             "response": sample.response,
-            "answer": sample.answer,
             "tag": sample.tag,
             "tokens": sample.tokens,
             "turns": sample.turns,
         }
+        if sample.answer is not None:
+            call["answer"] = sample.answer
         return await self._processes.call(call)
