@@ -14,6 +14,7 @@ from roll_api import load_job
 COMMANDS = (
     ["run"],
     ["validate"],
+    ["reward"],
     ["submit"],
     ["status"],
     ["samples"],
@@ -76,7 +77,7 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     assert f"roll {' '.join(command)} " in shown.stdout.split("Example", 1)[1]
 
 
-@pytest.mark.parametrize("command", COMMANDS[3:], ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS[COMMANDS.index(["status"]) :], ids=" ".join)
 def test_a_folder_that_is_no_run_is_one_message(command: list[str], tmp_path: Path) -> None:
     shown = roll(*command, str(tmp_path))
     assert shown.returncode == 2

@@ -107,6 +107,33 @@ def validate(
 
 
 @app.command()
+def reward(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="File of an RLJob.")],
+    response: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What is judged. [default: each row's own answer, and one of another row]",
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the training data.")] = 3,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key of the spec; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Try a job's rewards on a few rows, without a model. Exit code 1 if some answer could not be judged.
+
+    Example: roll reward examples/custom_reward/job.yaml --response 7
+    """
+    from roll_operator.cli.reward import try_reward
+
+    raise typer.Exit(try_reward(job, rows=rows, response=response, overrides=set_ or []))
+
+
+@app.command()
 def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="File of an RLJob.")],
     namespace: NamespaceOption = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from roll_wire.sample_pb2 import Trajectory
@@ -14,17 +15,29 @@ from roll_workers.text import Codec, sampled_tokens
 def read_sample(trajectory: Trajectory, codec: Codec) -> ScoredSample:
     """The response is the text of the last turn, without special tokens; all turns are in `turns`."""
     sampled = sampled_tokens(trajectory)
-    facts: dict[str, Any] = {key: json.loads(value) for key, value in trajectory.facts.items()}
     texts = {turn: codec.decode(tokens) for turn, tokens in sampled.items()}
+    return scored_sample(
+        trajectory.facts,
+        response=texts[max(texts)] if texts else "",
+        tokens=sum(map(len, sampled.values())),
+        turns=_turns(trajectory, texts) if trajectory.observations else [],
+    )
+
+
+def scored_sample(
+    written: Mapping[str, str], response: str, tokens: int, turns: list[dict[str, Any]]
+) -> ScoredSample:
+    """An answer to a prompt whose facts are written as JSON."""
+    facts: dict[str, Any] = {key: json.loads(value) for key, value in written.items()}
     prompt = facts.pop("prompt", "")
     return ScoredSample(
         prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
-        response=texts[max(texts)] if texts else "",
+        response=response,
         answer=facts.pop("answer", None),
         tag=facts.pop("tag", ""),
         facts=facts,
-        tokens=sum(map(len, sampled.values())),
-        turns=_turns(trajectory, texts) if trajectory.observations else [],
+        tokens=tokens,
+        turns=turns,
     )
 
 

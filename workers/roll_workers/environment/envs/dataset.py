@@ -47,6 +47,26 @@ class Columns:
         )
 
 
+def tag_of(row: Row, columns: Columns) -> str:
+    tag = row.get(columns.tag)
+    return columns.default_tag if tag is None else str(tag)
+
+
+def facts_of(row: Row, columns: Columns) -> dict[str, Any]:
+    """What scorers may know of a row, by name: its own columns, and those of a role under the role's name."""
+    roles = (columns.prompt, columns.messages, columns.answer, columns.tag)
+    facts = {key: value for key, value in row.items() if key not in roles}
+    messages = row.get(columns.messages)
+    if messages is None:
+        facts["prompt"] = row.get(columns.prompt)
+    else:  # a scorer reads the question, and the conversation if it likes
+        facts |= {"messages": messages, "prompt": messages[-1]["content"]}
+    facts["tag"] = tag_of(row, columns)
+    if row.get(columns.answer) is not None:
+        facts["answer"] = row[columns.answer]
+    return facts
+
+
 def permutation(seed: int, epoch: int, content_hash: str, rows: int) -> npt.NDArray[np.int64]:
     """The order of the rows in one epoch."""
     digest = hashlib.blake2b(f"{seed}/{epoch}/{content_hash}".encode(), digest_size=16).digest()
@@ -104,7 +124,7 @@ class DataSet:
         for index, row in enumerate(self.rows):
             self._check_columns(index, row)
             rendered = rendered or row.get(self.columns.messages) is not None
-            tag = self._tag(row)
+            tag = tag_of(row, self.columns)
             if tag not in allowed:
                 matching = [r for r in rewards if not r.tags or tag in r.tags]
                 needs = any(_needs_answer(r.scorer) for r in matching)
@@ -155,30 +175,12 @@ class DataSet:
 
     def _payload(self, index: int) -> bytes:
         """What the reset stage adds: the prompt's tokens, and the row's columns as facts."""
-        row, columns = self.rows[index], self.columns
-        written, tokens = self.prompt(index)
-        facts = {
-            key: value
-            for key, value in row.items()
-            if key not in (columns.prompt, columns.messages, columns.answer, columns.tag)
-        }
-        if isinstance(
-            written, list
-        ):  # a scorer reads the question, and the conversation if it likes
-            facts |= {"messages": written, "prompt": written[-1]["content"]}
-        else:
-            facts["prompt"] = written
-        facts["tag"] = self._tag(row)
-        if row.get(columns.answer) is not None:
-            facts["answer"] = row[columns.answer]
+        _, tokens = self.prompt(index)
+        facts = facts_of(self.rows[index], self.columns)
         return Trajectory.payload(
             prompt_piece(tokens),
             facts={key: json.dumps(value, default=str) for key, value in facts.items()},
         )
-
-    def _tag(self, row: Row) -> str:
-        tag = row.get(self.columns.tag)
-        return self.columns.default_tag if tag is None else str(tag)
 
     def _chat_tokens(self, index: int, messages: list[Message]) -> list[int]:
         if self.system is not None and messages[0].get("role") != "system":
