@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ Version = tuple[int, int]  # (lineage, number)
 
 WEIGHTS = "weights.safetensors"
 MANIFEST = "manifest.json"
+SMALL = 64 << 20  # bytes
 
 
 class CorruptWeights(Exception):
@@ -53,10 +55,10 @@ def describe(file: BufferedReader) -> list[TensorInfo]:
             header = json.loads(bytes(view[8 : 8 + size]))
             header.pop("__metadata__", None)
             entries = sorted(header.items())
-            # Hashing large blocks releases the interpreter's lock: more cores, more speed.
-            with ThreadPoolExecutor(_hashers(len(view))) as pool:
-                checksums = pool.map(
-                    lambda item: _checksum(view, 8 + size, *item[1]["data_offsets"]), entries
+            offsets = [entry["data_offsets"] for _, entry in entries]
+            with _threads(len(view)) as pool:
+                checksums = (pool.map if pool else map)(
+                    lambda part: _checksum(view, 8 + size, *part), offsets
                 )
                 return [
                     TensorInfo(
@@ -70,10 +72,10 @@ def describe(file: BufferedReader) -> list[TensorInfo]:
 
 def make(version: Version, file: BufferedReader, term: int) -> Manifest:
     """The manifest of a file that was just written."""
+    size = os.fstat(file.fileno()).st_size
     with ThreadPoolExecutor(1) as pool:
         whole = pool.submit(lambda: hashlib.file_digest(file, "sha256").hexdigest())
         tensors = describe(file)
-    size = os.fstat(file.fileno()).st_size
     return Manifest(
         version=PolicyVersion(lineage=version[0], number=version[1]),
         kind=Manifest.FULL,
@@ -112,7 +114,7 @@ def compare(manifest: Manifest, file: BufferedReader) -> None:
 
 
 def write(manifest: Manifest, folder: Path) -> None:
-    """By hand: protobuf's own JSON takes several times as long, at every step of a small model."""
+    """By hand and in one line: protobuf's own JSON, and indents, take several times as long."""
     fields: dict[str, Any] = {
         "version": _plain(manifest.version),
         "kind": Manifest.Kind.Name(manifest.kind),
@@ -126,7 +128,7 @@ def write(manifest: Manifest, folder: Path) -> None:
     }
     if manifest.HasField("base"):
         fields["base"] = _plain(manifest.base)
-    (folder / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n")
+    (folder / MANIFEST).write_text(json.dumps(fields) + "\n")
 
 
 def read(folder: Path) -> Manifest:
@@ -142,9 +144,14 @@ def _plain(version: PolicyVersion) -> dict[str, int]:
     return {"lineage": version.lineage, "number": version.number}
 
 
-def _hashers(size: int) -> int:
-    """Threads for so many bytes; a small model is hashed before a second one would have started."""
-    return 1 if size < 64 << 20 else min(8, len(os.sched_getaffinity(0)))
+def _threads(size: int) -> AbstractContextManager[ThreadPoolExecutor | None]:
+    """To hash so many bytes in: hashing large blocks releases the interpreter's lock.
+
+    None for a small model, which is hashed before the first thread would have started.
+    """
+    if size < SMALL:
+        return nullcontext()
+    return ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))))
 
 
 def _checksum(view: memoryview, start: int, begin: int, end: int) -> str:
