@@ -1,7 +1,7 @@
 """The same model, task, batch and optimizer under `roll run` and under TRL's GRPOTrainer, one after the other.
 
     python benchmarks/versus_trl.py              # about 4 minutes on two quiet cores
-    python benchmarks/versus_trl.py --json
+    python benchmarks/versus_trl.py --tokens 4 --json
 
 Two questions. How many samples a second, with 4 and with 64 new tokens each (for 64 the model has no way to
 stop, so that every answer has exactly 64)? And how many seconds and samples to a held-out reward of 0.5 and
@@ -95,9 +95,8 @@ def with_roll(where: Path, tokens: int, steps: int, rate: float, every: int) -> 
     held_out = [
         {"step": v, "seconds": ended - admitted, "reward": reward}
         for v, ended, reward in db.execute(
-            "SELECT g.validation, max(g.ended), avg(p.reward) FROM groups g JOIN parts p"
-            " ON p.group_id = g.id AND p.stage = 'score' WHERE g.validation IS NOT NULL"
-            " GROUP BY g.validation ORDER BY g.validation"
+            "SELECT v.version, max(g.ended), v.total / v.scored FROM validations v JOIN groups g"
+            " ON g.validation = v.version WHERE v.scored > 0 GROUP BY v.version ORDER BY v.version"
         )
     ]
     return {
@@ -223,6 +222,9 @@ def reached(held_out: list[dict[str, float]], goal: float) -> tuple[float, int] 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trl", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tokens", type=int, choices=(4, 64), help="only this length; both by default"
+    )
     parser.add_argument("--json", action="store_true", help="print everything that was measured")
     args = parser.parse_args()
     if args.trl:
@@ -234,6 +236,8 @@ def main() -> None:
         ("4 new tokens", 4, 200, 5e-4, 10),
         ("64 new tokens", 64, 25, 1e-9, 0),
     ):
+        if args.tokens not in (None, tokens):
+            continue
         for side, run in (("roll", with_roll), ("trl", with_trl)):
             with tempfile.TemporaryDirectory() as folder:
                 measured[f"{name}, {side}"] = run(Path(folder), tokens, steps, rate, every)
