@@ -9,17 +9,32 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from roll_api.shapes import shaped
+
 Location = Annotated[str, Field(min_length=1, max_length=1024)]
 """A file, a folder, a Hugging Face id or `builtin:NAME`."""
 
-PythonObject = Annotated[str, Field(max_length=512, pattern=r"^[^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$")]
+PythonObject = Annotated[
+    str,
+    shaped(
+        r"^[^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$",
+        "write FILE.py:NAME, e.g. rewards.py:score",
+        max_length=512,
+    ),
+]
 """`file.py:name`; the file is looked for beside the job's file."""
 
 Key = Annotated[str, Field(min_length=1, max_length=128)]
 """A column of a data set."""
 
 Label = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    str,
+    shaped(
+        r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$",
+        "write letters, digits, '-', '_' and '.', with a letter or a digit at both ends",
+        min_length=1,
+        max_length=63,
+    ),
 ]
 """A short name that also serves as a metric's label."""
 

@@ -45,6 +45,10 @@ def read_document(text: str, file: str) -> Document:
         data = YAML(typ="safe", pure=True).load(text)
         root = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
+        if error.context == "expected a single document in the stream":
+            line = error.problem_mark.line + 1 if error.problem_mark else None
+            several = "holds several documents: keep one RLJob in a file"
+            raise InvalidJob([Problem(file, line, "", several)]) from error
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         problem = (error.problem or "cannot be read").split("\n")[0]

@@ -6,9 +6,10 @@ import weakref
 from copy import deepcopy
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from roll_api.base import Model
+from roll_api.shapes import shaped
 from roll_api.spec import JobSpec
 from roll_api.status import JobStatus
 
@@ -19,7 +20,13 @@ API_VERSION: Literal["roll.dev/v1alpha1"] = "roll.dev/v1alpha1"
 # `<job>-environment-999`, the longest pod name, is a DNS label of at most 63 characters.
 NAME_LENGTH = 63 - len("-environment-999")
 JobName = Annotated[
-    str, Field(min_length=1, max_length=NAME_LENGTH, pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$")
+    str,
+    shaped(
+        r"^[a-z]([a-z0-9-]*[a-z0-9])?$",
+        "write small letters, digits and '-', beginning with a letter, e.g. my-job",
+        min_length=1,
+        max_length=NAME_LENGTH,
+    ),
 ]
 
 

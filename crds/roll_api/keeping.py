@@ -6,9 +6,23 @@ from pydantic import Field
 
 from roll_api.base import Model
 from roll_api.policy import FailureRule
+from roll_api.shapes import shaped
 
 Quantity = Annotated[
-    str, Field(max_length=32, pattern=r"^[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
+    str,
+    shaped(
+        r"^[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$",
+        "write a size as Kubernetes does, e.g. 10Gi",
+        max_length=32,
+    ),
+]
+Uri = Annotated[
+    str,
+    shaped(
+        r"^[a-z][a-z0-9+.-]*://[^ ]+$",
+        "write SCHEME://PLACE, e.g. s3://bucket/prefix",
+        max_length=1024,
+    ),
 ]
 
 
@@ -21,9 +35,7 @@ class Storage(Model):
     claim: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """PersistentVolumeClaim that is there already. More than one trainer pod needs ReadWriteMany."""
 
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9+.-]*://[^ ]+$")] | None = (
-        None
-    )
+    uri: Uri | None = None
     """Object store, e.g. s3://bucket/prefix. Each job has a folder of its own there, which outlives it."""
 
     storage_class: Annotated[str, Field(min_length=1, max_length=253)] | None = None

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from roll_api.job import RLJob
 from roll_api.problems import InvalidJob, Loc, Problem, dotted
+from roll_api.shapes import WORDS
 from roll_api.spec import JobSpec
 
 
@@ -30,11 +31,16 @@ def load_job(path: str | PathLike[str], *, cluster: bool = False) -> RLJob:
     try:
         return RLJob.parse(document.data, cluster=cluster)
     except ValidationError as error:
-        details = [*error.errors(include_url=False), *_hidden_rules(document.data, error, cluster)]
-    raise InvalidJob(
-        Problem(file, document.line(detail["loc"]), dotted(detail["loc"]), _message(detail))
-        for detail in details
-    )
+        found = problems_in(document.data, error, cluster=cluster)
+    raise InvalidJob(Problem(file, document.line(loc), dotted(loc), words) for loc, words in found)
+
+
+def problems_in(
+    data: dict[str, Any], error: ValidationError, *, cluster: bool = False
+) -> list[tuple[Loc, str]]:
+    """All that is wrong with a job's data, each in words, from pydantic's verdict on it."""
+    details = [*error.errors(include_url=False), *_hidden_rules(data, error, cluster)]
+    return [(detail["loc"], _message(detail)) for detail in details]
 
 
 def _hidden_rules(
@@ -100,6 +106,8 @@ def _message(detail: ErrorDetails) -> str:
         return detail["msg"]
     if kind in ("model_type", "dict_type"):
         return f"should be a mapping of keys, not {detail['input']!r}"
+    if kind == "string_pattern_mismatch":
+        return f"{WORDS[detail['ctx']['pattern']]}, not {detail['input']!r}"
     message = detail["msg"][:1].lower() + detail["msg"][1:]
     return f"{message}, not {detail['input']!r}"
 

@@ -5,9 +5,25 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from roll_api.base import Model
+from roll_api.shapes import shaped
 
 ResourceName = Annotated[str, Field(min_length=1, max_length=253)]
-Amount = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?$")]
+Amount = Annotated[
+    str,
+    shaped(
+        r"^[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?$",
+        "write an amount as Kubernetes does, e.g. 500m or 2Gi",
+        max_length=32,
+    ),
+]
+QueueName = Annotated[
+    str,
+    shaped(
+        r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        "write small letters, digits, '-' and '.', with a letter or a digit at both ends",
+        max_length=63,
+    ),
+]
 Amounts = Annotated[dict[ResourceName, Amount], Field(max_length=16)]
 
 
@@ -37,9 +53,7 @@ class Placement(Model):
 class Scheduling(Model):
     """When the pods of the job get their nodes."""
 
-    queue: (
-        Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")] | None
-    ) = None
+    queue: QueueName | None = None
     """Kueue's LocalQueue in which the job waits. Without it: none."""
 
     gang: Literal["Auto", "Never"] = "Auto"

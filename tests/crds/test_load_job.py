@@ -1,6 +1,8 @@
 """A job's file with mistakes: all of them are reported at once, with line and key path."""
 
 import io
+import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from roll_api import InvalidJob, RLJob, load_job, spec_hash
+from roll_api.crd import crd
+from roll_api.shapes import WORDS
 from ruamel.yaml import YAML
 from support.objects import changed
 
@@ -103,6 +107,32 @@ def test_a_wrong_type_says_what_was_found(tmp_path: Path) -> None:
     ]
 
 
+def test_text_of_the_wrong_form_says_what_to_write(tmp_path: Path) -> None:
+    text = GOOD.replace("{kind: exactMatch}", "{python: rewards.score}").replace(
+        "{name: arithmetic}", "{name: My Job}"
+    )
+
+    assert problems(tmp_path, text) == [
+        (
+            3,
+            "metadata.name",
+            "write small letters, digits and '-', beginning with a letter, e.g. my-job, not 'My Job'",
+        ),
+        (
+            17,
+            "spec.rewards[0].scorer.python",
+            "write FILE.py:NAME, e.g. rewards.py:score, not 'rewards.score'",
+        ),
+    ]
+
+
+def test_every_pattern_has_words(tmp_path: Path) -> None:
+    """A pattern that came without them would be shown as it is."""
+    assert set(re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', json.dumps(crd()))) == {
+        json.dumps(pattern)[1:-1] for pattern in WORDS
+    }
+
+
 def test_a_broken_rule_says_which_values_break_it(tmp_path: Path) -> None:
     ((line, key, message),) = problems(
         tmp_path,
@@ -135,7 +165,7 @@ def test_rules_about_pods_do_not_concern_one_machine(tmp_path: Path) -> None:
     [
         ("spec:\n  a: [1\n  b: 2\n", 3, "is not YAML"),
         ("a: 1\na: 2\n", 2, "duplicate key"),
-        ("a: 1\n---\nb: 2\n", 2, "is not YAML"),
+        ("a: 1\n---\nb: 2\n", 2, "holds several documents: keep one RLJob in a file"),
         ("a:\n  1: 2\n", 2, "key 1 is not text"),
         ("- 1\n", 1, "must be a mapping"),
         ("", 1, "must be a mapping"),

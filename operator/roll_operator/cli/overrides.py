@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 from roll_api import InvalidJob, Problem, RLJob
+from roll_api.load import problems_in
+from roll_api.problems import dotted
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -26,9 +28,9 @@ def override(job: RLJob, changes: Sequence[str]) -> RLJob:
     try:
         return RLJob.parse(data)
     except ValidationError as error:
+        found = problems_in(data, error)
         raise InvalidJob(
-            Problem("--set", None, ".".join(str(part) for part in detail["loc"]), detail["msg"])
-            for detail in error.errors(include_url=False)
+            Problem("--set", None, dotted(loc), words) for loc, words in found
         ) from None
 
 
