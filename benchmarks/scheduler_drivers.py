@@ -12,14 +12,15 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any
 
 import grpc.aio
 import uvloop
-from roll_wire import trainer_pb2
+from roll_wire import PROTOCOL, payloads, trainer_pb2
 from roll_wire.channel import CLIENT_OPTIONS
 from roll_wire.session_pb2 import (
     Assign,
@@ -79,68 +80,72 @@ class Worker:
     ) -> None:  # fmt: skip
         self._address, self._tally, self.answer = plan.address, tally, answer
         self._pod, self._pool, self._credits = pod, pool, credits
-        self._outbox: asyncio.Queue[FromWorker] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[bytes, Sequence[int]]] = asyncio.Queue()
         self._sent: dict[int, float] = {}
         self.version = PolicyVersion()
 
     async def run(self) -> None:
         async with grpc.aio.insecure_channel(self._address, options=CLIENT_OPTIONS) as channel:
-            call = SessionAsyncStub(channel).Open()
+            call = channel.stream_stream("/roll.v1.Session/Open")()  # bytes both ways
             role = "inference" if self._pool == "policy" else self._pool
             hello = Hello(
                 job_uid="benchmark", role=role, pool=self._pool, pod=self._pod, pod_uid=self._pod,
-                incarnation=1, credits=self._credits, protocol="1",
+                incarnation=1, credits=self._credits, protocol=PROTOCOL,
             )  # fmt: skip
             if role == "environment":
                 hello.data.append(DataSet(split="train", rows=-1, content_hash="none"))
-            await call.write(FromWorker(hello=hello))
+            await call.write(FromWorker(hello=hello).SerializeToString())
             sender = asyncio.create_task(self._send(call))
             try:
-                while isinstance(message := await call.read(), ToWorker):
+                while isinstance(message := await call.read(), bytes):
                     self._receive(message)
             finally:
                 sender.cancel()
 
-    async def _send(self, call: grpc.aio.StreamStreamCall[FromWorker, ToWorker]) -> None:
+    async def _send(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
         while True:
-            message = await self._outbox.get()
-            now = time.perf_counter()
-            for lease in message.results.leases:
-                self._sent[lease] = now
+            message, leases = await self._outbox.get()
+            self._sent.update(zip(leases, repeat(time.perf_counter())))
             await call.write(message)
 
-    def _receive(self, message: ToWorker) -> None:
+    def _say(self, message: FromWorker) -> None:
+        self._outbox.put_nowait((message.SerializeToString(), ()))
+
+    def _receive(self, data: bytes) -> None:
+        message, _ = payloads.read_assign(data)
+        if isinstance(message, Assign):
+            for answer in answers(self, message):
+                self._outbox.put_nowait(answer)
+            return
         match message.WhichOneof("message"):
-            case "assign":
-                for results in answers(self, message.assign):
-                    self._outbox.put_nowait(FromWorker(results=results))
             case "ack":
                 now = time.perf_counter()
                 ack = message.ack
-                if any(verdict != ack.STORED for verdict in ack.verdicts):
+                if set(ack.verdicts) != {ack.STORED}:
                     raise RuntimeError("a result was not stored")
                 self._tally.acks += [now - self._sent.pop(lease) for lease in ack.leases]
             case "policy":
                 self.version = message.policy.version
-                self._outbox.put_nowait(FromWorker(holding=Holding(version=self.version)))
+                self._say(FromWorker(holding=Holding(version=self.version)))
             case "refused":
                 raise RuntimeError(message.refused.message)
 
 
-def answers(worker: Worker, assign: Assign) -> Iterable[Results]:
-    """A result for every task: up to 64, and about 1 MB of payloads, in a message."""
+def answers(worker: Worker, assign: Assign) -> Iterable[tuple[bytes, Sequence[int]]]:
+    """A result for every task: up to 64, and about 1 MB of payloads, in a message; with its leases."""
     payload, columns = worker.answer(worker, assign)
     most = max(1, min(MAX_ITEMS, MAX_BYTES // len(payload)))
     for first in range(0, len(assign.leases), most):
         leases = assign.leases[first : first + most]
         count = len(leases)
-        yield Results(
+        results = Results(
             stage=assign.stage, leases=leases,
             groups=assign.groups[first : first + most],
             indices=assign.indices[first : first + most],
             **{name: [value] * count for name, value in columns.items()},
-            sizes=[len(payload)] * count, payloads=payload * count,
+            sizes=[len(payload)] * count,
         )  # fmt: skip
+        yield payloads.write(results, [payload] * count, within=payloads.RESULTS), leases
 
 
 def reset(worker: Worker, assign: Assign) -> tuple[bytes, Columns]:
@@ -170,7 +175,7 @@ async def train(plan: Plan, tally: Tally) -> None:
         call = SessionAsyncStub(channel).Open()
         hello = Hello(
             job_uid="benchmark", role="trainer", pool="trainer", pod="trainer", pod_uid="trainer",
-            incarnation=1, world=1, protocol="1",
+            incarnation=1, world=1, protocol=PROTOCOL,
         )  # fmt: skip
         await call.write(FromWorker(hello=hello))
         welcome = await call.read()
@@ -178,21 +183,23 @@ async def train(plan: Plan, tally: Tally) -> None:
             raise RuntimeError("the scheduler closed the trainer's stream")
         trainer = trainer_pb2.TrainerId(job_uid="benchmark", term=welcome.welcome.trainer_term)
         stub = TrainerAsyncStub(channel)
+        fetch = channel.unary_stream("/roll.v1.Trainer/FetchShard")
         await stub.Rewind(trainer_pb2.RewindRequest(trainer=trainer, step=0))
         step = 0
         while True:
             if step % plan.checkpoint_every == 0:
                 row = trainer_pb2.Checkpoint(step=step, lineage=1, path=f"{step}", digest="none")
-                commit = trainer_pb2.CheckpointCommit(trainer=trainer, checkpoint=row, keep_last=1)
+                commit = trainer_pb2.CheckpointCommit(trainer=trainer, checkpoint=row)
                 await stub.CommitCheckpoint(commit)
             version = PolicyVersion(lineage=1, number=step)
             await stub.PublishVersion(trainer_pb2.Publication(trainer=trainer, version=version))
             step += 1
-            request = trainer_pb2.BatchRequest(trainer=trainer, step=step)
-            while (await stub.AcquireBatch(request)).retry:
+            wanted = trainer_pb2.BatchRequest(trainer=trainer, step=step)
+            while (await stub.AcquireBatch(wanted)).retry:
                 pass
-            shard = stub.FetchShard(trainer_pb2.ShardRequest(trainer=trainer, step=step, world=1))
-            async for chunk in shard:
+            request = trainer_pb2.ShardRequest(trainer=trainer, step=step, world=1)
+            async for data in fetch(request.SerializeToString()):
+                chunk, _ = payloads.read_chunk(data)
                 tally.trained += len(chunk.groups)
             await stub.ReportStep(
                 trainer_pb2.StepReport(trainer=trainer, step=step, metrics={"reward": 0.5})

@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 
 from roll_operator.scheduler import core, flow, presence, training
 from roll_operator.scheduler.__main__ import settle_memory
-from roll_operator.scheduler.lifecycle import Stage
+from roll_operator.scheduler.lifecycle import Block, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 from roll_operator.scheduler.stages import StageGraph
@@ -48,7 +48,6 @@ from roll_operator.scheduler.state import (
     CheckpointRow,
     JobState,
     Payload,
-    Place,
     Publication,
 )
 
@@ -56,13 +55,16 @@ MEDIAN_TOKENS = 2000
 CAP_TOKENS = 32_000
 
 
+NOWHERE = Block(0, 0)
+
+
 class NoStore:
     """Payloads are not simulated."""
 
-    def append(self, payload: Payload) -> Place:
-        return 0, 0, 0
+    def append(self, payload: Payload) -> Block:
+        return NOWHERE
 
-    def read(self, segment: int, start: int, length: int) -> Payload:
+    def read(self, block: Block, first: int, length: int) -> Payload:
         return b""
 
     def groups_of(self, batch: Batch) -> list:

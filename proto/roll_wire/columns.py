@@ -16,13 +16,12 @@ from roll_wire.session_pb2 import (
     PolicyVersion,
     Result,
     Results,
-    Siblings,
     Task,
     Unit,
 )
 from roll_wire.trainer_pb2 import ShardChunk, ShardSample
 
-T = TypeVar("T", int, float, bool, Siblings)
+T = TypeVar("T", int, float, bool)
 _TERM = 40  # bits of a lease's number
 
 
@@ -41,17 +40,26 @@ def unless_zero(values: Sequence[T]) -> Sequence[T]:
 
 def column(values: Sequence[T], count: int, zero: T) -> Iterable[T]:
     """What a column says about each of `count` entries."""
+    return filled(values, count, zero) if values else repeat(zero, count)
+
+
+def filled(values: Sequence[T], count: int, zero: T) -> list[T]:
+    """The column as a list."""
     if not values:
-        return repeat(zero, count)
+        return [zero] * count
     if len(values) != count:
         raise ValueError(f"a column of {len(values)} entries in a message of {count}")
-    return values
+    return list(values[:])
+
+
+def check_sizes(sizes: Sequence[int], length: int) -> None:
+    if sum(sizes) != length:
+        raise ValueError(f"payloads of {sum(sizes)} bytes in a message of {length}")
 
 
 def views(payloads: bytes, sizes: Sequence[int]) -> Iterator[memoryview]:
     """Each payload, without a copy."""
-    if sum(sizes) != len(payloads):
-        raise ValueError(f"payloads of {sum(sizes)} bytes in a message of {len(payloads)}")
+    check_sizes(sizes, len(payloads))
     whole, start = memoryview(payloads), 0
     for size in sizes:
         yield whole[start : start + size]
@@ -123,7 +131,6 @@ def pack_tasks(tasks: Sequence[Task]) -> Assign:
         validation=unless_zero([t.validation for t in tasks]),
         kept_tokens=unless_zero([t.kept_tokens for t in tasks]),
         no_progress_ms=tasks[0].no_progress_ms,
-        siblings=[t.siblings for t in tasks] if tasks[0].HasField("siblings") else (),
         sizes=[len(t.payload) for t in tasks],
         payloads=b"".join([t.payload for t in tasks]),
     )
@@ -131,7 +138,7 @@ def pack_tasks(tasks: Sequence[Task]) -> Assign:
 
 def unpack_tasks(packed: Assign) -> list[Task]:
     count = len(packed.leases)
-    tasks = [
+    return [
         Task(
             unit=Unit(group=group, index=index), lease=lease_of(lease), stage=packed.stage, turn=turn,
             attempt=attempt, min_version=min_version, seed=seed, position=position,
@@ -148,10 +155,6 @@ def unpack_tasks(packed: Assign) -> list[Task]:
             strict=True,
         )
     ]  # fmt: skip
-    if packed.siblings:
-        for task, siblings in zip(tasks, column(packed.siblings, count, Siblings()), strict=True):
-            task.siblings.CopyFrom(siblings)
-    return tasks
 
 
 def pack_samples(samples: Sequence[ShardSample]) -> ShardChunk:

@@ -206,13 +206,3 @@ class SampleEvent(_message.Message):
     worker: str
     detail: _containers.ScalarMap[str, str]
     def __init__(self, at: _Optional[float] = ..., what: _Optional[str] = ..., worker: _Optional[str] = ..., detail: _Optional[_Mapping[str, str]] = ...) -> None: ...
-
-class StopRequest(_message.Message):
-    __slots__ = ("reason",)
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
-
-class StopReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...

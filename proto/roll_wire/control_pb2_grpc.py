@@ -55,11 +55,6 @@ class ControlStub:
                 request_serializer=roll_dot_v1_dot_control__pb2.SampleRequest.SerializeToString,
                 response_deserializer=roll_dot_v1_dot_control__pb2.SampleStory.FromString,
                 _registered_method=True)
-        self.Stop = channel.unary_unary(
-                '/roll.v1.Control/Stop',
-                request_serializer=roll_dot_v1_dot_control__pb2.StopRequest.SerializeToString,
-                response_deserializer=roll_dot_v1_dot_control__pb2.StopReply.FromString,
-                _registered_method=True)
 
 
 class ControlServicer:
@@ -93,13 +88,6 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Stop(self, request, context):
-        """Ends the job early: live samples are cancelled, workers drain.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -122,11 +110,6 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetSample,
                     request_deserializer=roll_dot_v1_dot_control__pb2.SampleRequest.FromString,
                     response_serializer=roll_dot_v1_dot_control__pb2.SampleStory.SerializeToString,
-            ),
-            'Stop': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stop,
-                    request_deserializer=roll_dot_v1_dot_control__pb2.StopRequest.FromString,
-                    response_serializer=roll_dot_v1_dot_control__pb2.StopReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -238,33 +221,6 @@ class Control:
             '/roll.v1.Control/GetSample',
             roll_dot_v1_dot_control__pb2.SampleRequest.SerializeToString,
             roll_dot_v1_dot_control__pb2.SampleStory.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Stop(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/roll.v1.Control/Stop',
-            roll_dot_v1_dot_control__pb2.StopRequest.SerializeToString,
-            roll_dot_v1_dot_control__pb2.StopReply.FromString,
             options,
             channel_credentials,
             insecure,

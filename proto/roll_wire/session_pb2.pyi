@@ -102,8 +102,8 @@ class Hello(_message.Message):
     attempt: int
     data: _containers.RepeatedCompositeFieldContainer[DataSet]
     address: str
-    protocol: str
-    def __init__(self, job_uid: _Optional[str] = ..., role: _Optional[str] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., incarnation: _Optional[int] = ..., credits: _Optional[int] = ..., version: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping[str, object]]]] = ..., rank: _Optional[int] = ..., world: _Optional[int] = ..., attempt: _Optional[int] = ..., data: _Optional[_Iterable[_Union[DataSet, _Mapping[str, object]]]] = ..., address: _Optional[str] = ..., protocol: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, job_uid: _Optional[str] = ..., role: _Optional[str] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., incarnation: _Optional[int] = ..., credits: _Optional[int] = ..., version: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping[str, object]]]] = ..., rank: _Optional[int] = ..., world: _Optional[int] = ..., attempt: _Optional[int] = ..., data: _Optional[_Iterable[_Union[DataSet, _Mapping[str, object]]]] = ..., address: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("unit", "lease", "stage", "turn", "resident")
@@ -300,20 +300,22 @@ class Answer(_message.Message):
     def __init__(self, id: _Optional[int] = ..., payload: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("term", "trainer_term", "lineage", "fenced", "evicted", "ledger")
+    __slots__ = ("term", "trainer_term", "lineage", "fenced", "evicted", "ledger", "protocol")
     TERM_FIELD_NUMBER: _ClassVar[int]
     TRAINER_TERM_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     term: int
     trainer_term: int
     lineage: int
     fenced: _containers.RepeatedCompositeFieldContainer[LeaseId]
     evicted: _containers.RepeatedCompositeFieldContainer[Unit]
     ledger: str
-    def __init__(self, term: _Optional[int] = ..., trainer_term: _Optional[int] = ..., lineage: _Optional[int] = ..., fenced: _Optional[_Iterable[_Union[LeaseId, _Mapping[str, object]]]] = ..., evicted: _Optional[_Iterable[_Union[Unit, _Mapping[str, object]]]] = ..., ledger: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, term: _Optional[int] = ..., trainer_term: _Optional[int] = ..., lineage: _Optional[int] = ..., fenced: _Optional[_Iterable[_Union[LeaseId, _Mapping[str, object]]]] = ..., evicted: _Optional[_Iterable[_Union[Unit, _Mapping[str, object]]]] = ..., ledger: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "message")
@@ -324,7 +326,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("stage", "groups", "indices", "leases", "turns", "attempts", "min_versions", "seeds", "positions", "validation", "kept_tokens", "no_progress_ms", "siblings", "sizes", "payloads")
+    __slots__ = ("stage", "groups", "indices", "leases", "turns", "attempts", "min_versions", "seeds", "positions", "validation", "kept_tokens", "no_progress_ms", "sizes", "payloads")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -337,7 +339,6 @@ class Assign(_message.Message):
     VALIDATION_FIELD_NUMBER: _ClassVar[int]
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_MS_FIELD_NUMBER: _ClassVar[int]
-    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     stage: str
@@ -352,21 +353,12 @@ class Assign(_message.Message):
     validation: _containers.RepeatedScalarFieldContainer[bool]
     kept_tokens: _containers.RepeatedScalarFieldContainer[int]
     no_progress_ms: int
-    siblings: _containers.RepeatedCompositeFieldContainer[Siblings]
     sizes: _containers.RepeatedScalarFieldContainer[int]
     payloads: bytes
-    def __init__(self, stage: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., min_versions: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., validation: _Optional[_Iterable[bool]] = ..., kept_tokens: _Optional[_Iterable[int]] = ..., no_progress_ms: _Optional[int] = ..., siblings: _Optional[_Iterable[_Union[Siblings, _Mapping[str, object]]]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
-
-class Siblings(_message.Message):
-    __slots__ = ("trajectories", "indices")
-    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
-    INDICES_FIELD_NUMBER: _ClassVar[int]
-    trajectories: _containers.RepeatedScalarFieldContainer[bytes]
-    indices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, trajectories: _Optional[_Iterable[bytes]] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., min_versions: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., validation: _Optional[_Iterable[bool]] = ..., kept_tokens: _Optional[_Iterable[int]] = ..., no_progress_ms: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("unit", "lease", "stage", "turn", "attempt", "min_version", "seed", "position", "validation", "kept_tokens", "payload", "no_progress_ms", "siblings")
+    __slots__ = ("unit", "lease", "stage", "turn", "attempt", "min_version", "seed", "position", "validation", "kept_tokens", "payload", "no_progress_ms")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -379,7 +371,6 @@ class Task(_message.Message):
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_MS_FIELD_NUMBER: _ClassVar[int]
-    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     unit: Unit
     lease: LeaseId
     stage: str
@@ -392,8 +383,7 @@ class Task(_message.Message):
     kept_tokens: int
     payload: bytes
     no_progress_ms: int
-    siblings: Siblings
-    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., attempt: _Optional[int] = ..., min_version: _Optional[int] = ..., seed: _Optional[int] = ..., position: _Optional[int] = ..., validation: _Optional[bool] = ..., kept_tokens: _Optional[int] = ..., payload: _Optional[bytes] = ..., no_progress_ms: _Optional[int] = ..., siblings: _Optional[_Union[Siblings, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., attempt: _Optional[int] = ..., min_version: _Optional[int] = ..., seed: _Optional[int] = ..., position: _Optional[int] = ..., validation: _Optional[bool] = ..., kept_tokens: _Optional[int] = ..., payload: _Optional[bytes] = ..., no_progress_ms: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("leases", "episodes")

@@ -179,14 +179,12 @@ class Publication(_message.Message):
     def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., version: _Optional[_Union[_session_pb2.PolicyVersion, _Mapping[str, object]]] = ..., manifest_digest: _Optional[str] = ..., locations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckpointCommit(_message.Message):
-    __slots__ = ("trainer", "checkpoint", "keep_last")
+    __slots__ = ("trainer", "checkpoint")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    KEEP_LAST_FIELD_NUMBER: _ClassVar[int]
     trainer: TrainerId
     checkpoint: Checkpoint
-    keep_last: int
-    def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping[str, object]]] = ..., keep_last: _Optional[int] = ...) -> None: ...
+    def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping[str, object]]] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
     __slots__ = ("remove",)

@@ -10,7 +10,7 @@ import grpc
 import jwt
 import pytest
 from roll_operator.trust.identity import audience
-from roll_wire import credentials
+from roll_wire import PROTOCOL, credentials
 from roll_wire.control_pb2 import ProgressRequest
 from roll_wire.control_pb2_grpc import ControlStub
 from roll_wire.session_pb2 import FromWorker, Hello
@@ -56,7 +56,7 @@ class Door:
             pod_uid=uid or self.job.uid(role),
             incarnation=1,
             credits=1,
-            protocol="1",
+            protocol=PROTOCOL,
         )
         shown = [(credentials.AUTHORIZATION, credentials.SCHEME + token)] if token else []
         stream = SessionStub(self.channel).Open(

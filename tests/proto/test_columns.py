@@ -15,7 +15,6 @@ from roll_wire.session_pb2 import (
     PolicyVersion,
     Result,
     Results,
-    Siblings,
     Task,
     Unit,
 )
@@ -43,7 +42,6 @@ def test_tasks_come_out_as_they_went_in() -> None:
             unit=Unit(group=9, index=-1), lease=LeaseId(term=1, number=(1 << 40) - 1), stage="score",
             turn=n, attempt=n + 1, min_version=n, seed=(1 << 63) + n, position=n, validation=n == 1,
             kept_tokens=n, payload=b"p" * n, no_progress_ms=60_000,
-            siblings=Siblings(trajectories=[b"a", b"b"], indices=[0, 2]),
         )
         for n in range(2)
     ]  # fmt: skip
@@ -69,8 +67,8 @@ def test_columns_of_different_lengths_are_refused() -> None:
     packed.turns.append(1)
     with pytest.raises(ValueError, match="a column of 1 entries in a message of 2"):
         unpack_results(packed)
-    tasks = pack_tasks([Task(siblings=Siblings(indices=[n])) for n in range(2)])
-    del tasks.siblings[1]
+    tasks = pack_tasks([Task(turn=n) for n in range(2)])
+    del tasks.turns[1]
     with pytest.raises(ValueError, match="a column of 1 entries in a message of 2"):
         unpack_tasks(tasks)
     packed = pack_results([Result(payload=b"ab")])

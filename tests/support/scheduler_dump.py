@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import Any
 
+from roll_operator.scheduler import record
 from roll_operator.scheduler.lifecycle import Group, SampleState, Unit
 from roll_operator.scheduler.state import COUNTED, JobState
 
@@ -74,7 +75,7 @@ def _unit(unit: Unit) -> dict[str, Any]:
         "kept": unit.kept,
         "versions": (unit.oldest, unit.newest),
         "reward": unit.reward if scored else None,
-        "parts": [tuple(p) for p in unit.parts],
+        "parts": [tuple(p) for p in record.parts_of(unit)],
     }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from roll_wire import control_pb2_grpc, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from roll_wire import PROTOCOL, control_pb2_grpc, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.columns import pack_results, unpack_tasks
 from roll_wire.session_pb2 import (
     DataSet,
@@ -159,7 +159,7 @@ class Peer:
         stub = session_pb2_grpc.SessionStub(self.scheduler.channel())
         self._stream = stub.Open(iter(self._out.get, None), wait_for_ready=True)
         threading.Thread(target=self._read, args=(self._stream, self._in), daemon=True).start()
-        self.send(hello=Hello(**(hello | self.said | said)))
+        self.send(hello=Hello(**({"protocol": PROTOCOL} | hello | self.said | said)))
 
     @staticmethod
     def _read(stream: Any, into: queue.Queue[ToWorker | None]) -> None:

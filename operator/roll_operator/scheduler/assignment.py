@@ -137,12 +137,23 @@ class Pool:
         if unit.company:
             self.suspects.append(unit)
             return
+        self._line(unit).append((ticket, unit))
+
+    def enqueue_together(self, units: Sequence[Unit], ticket: int) -> None:
+        """Units of one group and turn, none of them a suspect, with tickets from this one on."""
+        self.queued += len(units)
+        line = self._line(units[0])
+        for place, unit in enumerate(units, ticket):
+            unit.ticket = place
+            line.append((place, unit))
+
+    def _line(self, unit: Unit) -> deque[tuple[int, Unit]]:
         lines = self.waiting if unit.group.validation is None else self.pinned
         rank = not (unit.turn or unit.kept), unit.group.step
         line = lines.get(rank)
         if line is None:
             line = lines[rank] = deque()
-        line.append((ticket, unit))
+        return line
 
     def withdraw(self, unit: Unit) -> None:
         """The unit no longer waits here; its place in the queue is void."""

@@ -18,10 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roll_operator.scheduler import batching, groups
+from roll_operator.scheduler import batching, groups, record
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SegmentStore
-from roll_operator.scheduler.ledger.sqlite import connect, fold_digest, read_batch, read_meta
+from roll_operator.scheduler.ledger.sqlite import (
+    check_format,
+    connect,
+    fold_digest,
+    read_batch,
+    read_meta,
+)
 from roll_operator.scheduler.lifecycle import (
     LIVE_GROUPS,
     BatchState,
@@ -80,6 +86,7 @@ def verify(folder: Path, settings: Settings, *, payloads: bool = True) -> Audit:
     store = SegmentStore(folder / "segments") if payloads else None
     try:
         db.execute("BEGIN")
+        check_format(read_meta(db), folder)
         return audit(db, settings, store)
     finally:
         db.close()
@@ -112,7 +119,8 @@ def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None
             f"{counters['samples']} samples were admitted, {found.admitted} are on record"
         )
     _check_batches(found, settings, batches, {g.id: g for g in known}, set(folded_ids), meta)
-    _check_parts(found, db, counters["parts"] - sum(fold.parts for fold in folds))
+    sizes = {group.id: group.size for group in known}
+    _check_parts(found, db, sizes, counters["parts"] - sum(fold.parts for fold in folds))
     _check_slots(found, known)
     for group in known:
         _check_group(found, group)
@@ -257,11 +265,12 @@ def _check_group(found: Audit, group: Group) -> None:
 
 def _check_order(found: Audit, graph: StageGraph, group: Group) -> None:
     """The parts of each sample follow each other as the pipeline says."""
+    parts = record.by_unit(group)
     for unit in group.units if group.lead is None else [group.lead, *group.units]:
         begins = Stage.GENERATE if group.lead is not None and unit.index >= 0 else graph.first()
         expected: Stage | None = begins
         turn = 0
-        for part in unit.parts:
+        for part in parts.get(unit.index, ()):
             if (part.stage, part.turn) != (expected, turn):
                 found.problem(f"sample {group.id}.{unit.index}: {part.stage} is out of order")
                 break
@@ -270,14 +279,28 @@ def _check_order(found: Audit, graph: StageGraph, group: Group) -> None:
                 turn += expected == Stage.GENERATE and part.stage == Stage.STEP
 
 
-def _check_parts(found: Audit, db: sqlite3.Connection, recorded: int) -> None:
-    (present,) = db.execute("SELECT count(*) FROM parts").fetchone()
+def _check_parts(
+    found: Audit, db: sqlite3.Connection, sizes: dict[int, int], recorded: int
+) -> None:
+    counted: Counter[tuple[int, int, int]] = Counter()
+    last: dict[tuple[int, int, int], int] = {}
+    for group, packed in db.execute("SELECT group_id, packed FROM parts"):
+        if len(packed) % record.PART_BYTES:
+            found.problem(f"parts of group {group} are not whole")
+            continue
+        for part in record.parts(packed):
+            life = group, part.idx, part.life
+            counted[life] += 1
+            last[life] = max(last.get(life, 0), part.no)
+    present = counted.total()
     if present != recorded:
         found.problem(f"{recorded} parts of samples were recorded, {present} are on record")
-    gaps = "SELECT group_id FROM parts GROUP BY group_id, idx, life HAVING count(*) != max(no) + 1"
-    broken = sorted({i for (i,) in db.execute(gaps)})
+    broken = sorted({life[0] for life, n in counted.items() if n != last[life] + 1})
     if broken:
         found.problem(f"parts are missing in groups {_some(broken)}")
+    strays = sorted({g for g, index, _ in counted if g in sizes and index >= sizes[g]})
+    if strays:
+        found.problem(f"parts of samples that were never admitted, in groups {_some(strays)}")
 
 
 def _check_folds(found: Audit, folds: list[Fold]) -> None:
@@ -297,13 +320,6 @@ def _check_orphans(found: Audit, db: sqlite3.Connection) -> None:
         orphans = [i for (i,) in db.execute(query)]
         if orphans:
             found.problem(f"{table} of groups that are not on record: {_some(orphans)}")
-    beyond = (
-        "SELECT DISTINCT p.group_id FROM parts p JOIN groups g ON g.id = p.group_id"
-        " WHERE p.idx >= g.size"
-    )
-    strays = [i for (i,) in db.execute(beyond)]
-    if strays:
-        found.problem(f"parts of samples that were never admitted, in groups {_some(strays)}")
 
 
 def _check_ends(
@@ -337,7 +353,7 @@ def _is_end(name: str) -> bool:
 def _check_payloads(found: Audit, known: list[Group], store: SegmentStore) -> None:
     for group, index, part in _parts(known):
         try:
-            payload = store.read(part.segment, part.start, part.length)
+            payload = store.read_at(part.segment, part.start, part.length)
         except OSError as error:
             found.problem(f"payload of {group}.{index} {part.stage}: {error.strerror}")
             continue
@@ -347,9 +363,9 @@ def _check_payloads(found: Audit, known: list[Group], store: SegmentStore) -> No
 
 def _parts(known: list[Group]) -> Iterator[tuple[int, int, Part]]:
     for group in known:
-        for unit in group.units if group.lead is None else [group.lead, *group.units]:
-            for part in unit.parts:
-                yield group.id, unit.index, part
+        for index, parts in record.by_unit(group).items():
+            for part in parts:
+                yield group.id, index, part
 
 
 def _some(values: list[int], limit: int = 8) -> str:

@@ -13,8 +13,8 @@ from functools import partial
 from roll_operator.scheduler import (
     admission,
     batching,
-    flow,
     groups,
+    leases,
     presence,
     training,
     validation,
@@ -28,9 +28,10 @@ def dispatch(state: JobState, now: float) -> None:
     """Call after any number of events: afterwards nothing that could happen waits."""
     groups.settle(state, now)
     if not state.finished:
-        validation.advance(state, now)
         batching.try_form(state, now)
         _finish(state, now)
+    if not state.finished:
+        validation.advance(state, now)
     if state.finished or state.error:
         return
     training.announce(state)
@@ -50,7 +51,7 @@ def _assign(state: JobState, now: float) -> None:
             return worker.version == needed
         return worker.version >= needed or (worker.announced or -1) >= needed
 
-    grant = partial(flow.grant, state, now)
+    grant = partial(leases.grant, state, now)
     for pool in state.pools.values():
         pool.assign(fits, grant)
 
@@ -59,11 +60,12 @@ def _finish(state: JobState, now: float) -> None:
     """The job ends when its last step is committed and the last validation is done."""
     last = state.reported if state.ending else state.settings.steps
     committed = state.checkpoints[-1].step if state.checkpoints else -1
-    if state.reported < last or committed < last or state.published is None:
+    if state.reported < last or committed < last:
         return
-    if not state.ending and (
-        state.published < last or any(not v.finished for v in state.validations)
-    ):
+    if state.published is None or state.published < last:
+        return
+    validation.schedule(state, last, last=True)
+    if any(not v.finished for v in state.validations):
         return
     state.finished = state.ending or COMPLETE
     training.cancel_live(state, now, Cause.JOB_ENDED)

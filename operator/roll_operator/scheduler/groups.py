@@ -10,7 +10,7 @@ import hashlib
 import statistics
 import struct
 
-from roll_operator.scheduler import flow
+from roll_operator.scheduler import leases
 from roll_operator.scheduler.lifecycle import (
     POOL_OF,
     SAMPLE_ENDS,
@@ -54,10 +54,10 @@ def start(state: JobState, group: Group, samples: int, now: float) -> None:
     state.count("samples", samples)
     if state.settings.graph.group_reset:
         group.lead = Unit(group, -1, state.settings.graph.first(), since=now)
-        flow.enqueue(state, group.lead, now)
+        leases.enqueue(state, group.lead, now)
     else:
         for unit in group.units:
-            flow.enqueue(state, unit, now)
+            leases.enqueue(state, unit, now)
 
 
 def _add_sample(state: JobState, group: Group) -> Unit:
@@ -74,16 +74,17 @@ def settle(state: JobState, now: float) -> None:
         scored, state.scored = state.scored, []
         failed, state.failed = state.failed, []
         for unit in scored:
-            _sample_scored(state, unit.group, now)
+            group = unit.group
+            group.unfinished -= 1
+            if not group.unfinished and group.state is GroupState.OPEN:
+                _complete(state, group, now)
         for unit, cause in failed:
             if unit.group.state is GroupState.OPEN and unit.state is SampleState.WAITING:
                 _sample_failed(state, unit, cause, now)
 
 
-def _sample_scored(state: JobState, group: Group, now: float) -> None:
-    group.unfinished -= 1
-    if group.unfinished or group.state is not GroupState.OPEN:
-        return
+def _complete(state: JobState, group: Group, now: float) -> None:
+    """Every sample is scored."""
     move(group, GroupState.COMPLETE)
     state.failed_in_row = 0
     if group.validation is not None:
@@ -148,7 +149,7 @@ def _sample_failed(state: JobState, unit: Unit, cause: Cause, now: float) -> Non
         if group.lead is not None:
             fresh.stage = Stage.GENERATE
             state.pre_policy -= 1
-        flow.enqueue(state, fresh, now)
+        leases.enqueue(state, fresh, now)
         return
     end(state, group, GroupState.FAILED, cause, now)
 
@@ -166,14 +167,14 @@ def _detach(state: JobState, unit: Unit) -> None:
         state.pool(POOL_OF[unit.stage]).withdraw(unit)
     if unit.index >= 0 and unit.stage == Stage.RESET and unit.state not in SAMPLE_ENDS:
         state.pre_policy -= 1
-    flow.leave(state, unit, tell=True)
+    leases.leave(state, unit, tell=True)
 
 
 def end(state: JobState, group: Group, to: GroupState, cause: str, now: float) -> None:
     """The group's one end. Leases are cancelled, its slot is free, its row is sealed."""
     for lease in live_leases(group):
         state.out.cancels.setdefault(lease.worker, []).append(lease.id)
-        flow.release(state, lease)
+        leases.release(state, lease)
     for unit in group.units if group.lead is None else [*group.units, group.lead]:
         _detach(state, unit)
     if to is GroupState.FAILED:
@@ -249,22 +250,15 @@ def seal(group: Group) -> bytes:
 
 
 _of_unit = struct.Struct("<qqq")
-_of_part = struct.Struct("<qqIqq")
-_of_reward = struct.Struct("<d")
 
 
 def contents(group: Group) -> bytes:
-    """Samples in order, with the checksums of their parts: the group's part of every digest."""
-    said: list[bytes] = []
+    """How many samples, what is their own, and all parts as they are on record: the group's part of every digest."""
+    digest = hashlib.blake2b(_of_unit.pack(group.size, 0, 0), digest_size=16)
     for unit in group.units if group.lead is None else [group.lead, *group.units]:
         ended = int(unit.state) if unit.state in SAMPLE_ENDS else 0
-        said.append(_of_unit.pack(unit.index, ended, unit.life))
-        for (
-            _, _, _, _, stage, turn, _, _, _, _, checksum, tokens, oldest, _, reward, _, lease, _, _,
-        ) in unit.rows:  # fmt: skip
-            known = -1 if oldest is None else oldest
-            said.append(_of_part.pack(turn, lease, checksum, tokens, known))
-            said.append(stage.encode())
-            if reward is not None:
-                said.append(_of_reward.pack(reward))
-    return hashlib.blake2b(b"".join(said), digest_size=16).digest()
+        if ended or unit.life:
+            digest.update(_of_unit.pack(unit.index, ended, unit.life))
+    for packed in group.record:
+        digest.update(packed)
+    return digest.digest()

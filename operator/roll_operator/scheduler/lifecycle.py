@@ -13,7 +13,7 @@ the ledger writes one row per step instead of one per sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -127,36 +127,71 @@ POOL_OF: dict[str, str] = {
 }
 
 
-class Part(NamedTuple):
-    """What one stage (or a partial of it) added to a unit's trajectory: a row of the ledger.
+KINDS = tuple(Stage)  # a stage's place here is its number in the ledger
+KIND_OF: dict[str, int] = {stage: number for number, stage in enumerate(KINDS)}
+PARTIAL, DONE, VERSIONED, REWARDED = 1, 2, 4, 8  # flags of a part
 
-    Units keep the plain rows: a name for each field costs more than all else that is done with most of them.
+
+class Part(NamedTuple):
+    """What one stage (or a partial of it) added to a unit's trajectory: numbers, as the ledger packs them.
+
+    Those of a unit are found in its group's record (`record.parts_of`); what is needed often is kept beside it.
     """
 
-    group: int
     idx: int
     life: int
     no: int  # among the parts of this life
-    stage: str
+    kind: int
     turn: int
-    partial: bool
+    flags: int
     segment: int  # where its payload lies: see `PayloadStore`
     start: int
     length: int
     checksum: int
     tokens: int
-    oldest: int | None
-    newest: int | None
-    reward: float | None
-    worker: str
+    first: int  # version of the oldest token, where VERSIONED
+    last: int
+    score: float  # where REWARDED
     lease: int
-    at: float
-    done: bool
+
+    @property
+    def stage(self) -> Stage:
+        return KINDS[self.kind]
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.flags & PARTIAL)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.flags & DONE)
+
+    @property
+    def oldest(self) -> int | None:
+        return self.first if self.flags & VERSIONED else None
+
+    @property
+    def newest(self) -> int | None:
+        return self.last if self.flags & VERSIONED else None
+
+    @property
+    def reward(self) -> float | None:
+        return self.score if self.flags & REWARDED else None
 
 
 Row = tuple[Any, ...]
-PLACE = slice(Part._fields.index("segment"), Part._fields.index("length") + 1)  # of the payload
-LEASE = Part._fields.index("lease")
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Payloads that came together and lie end to end; `data` as long as they are in memory too."""
+
+    segment: int
+    start: int
+    data: bytes | memoryview | None = None
+
+
+Place = tuple[Block, int, int]  # where in a block a payload begins, and its length
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +206,9 @@ class Unit:
     cause: str = ""
     failures: int = 0  # counted ones, of the current stage and turn
     life: int = 0  # rises when an episode starts again from its reset
-    rows: list[Row] = field(default_factory=list)  # of its parts, in this life
+    places: list[Place] = field(default_factory=list)  # of its parts' payloads, in this life
+    size: int = 0  # of the payloads, in bytes
+    brought: int = 0  # the lease that brought the newest of them
     oldest: int | None = None  # of its sampled tokens
     newest: int | None = None
     tokens: int = 0
@@ -188,9 +225,10 @@ class Unit:
     def key(self) -> tuple[int, int]:
         return self.group.id, self.index
 
-    @property
-    def parts(self) -> list[Part]:
-        return [Part._make(row) for row in self.rows]
+    def add(self, place: Place, lease: int) -> None:
+        self.places.append(place)
+        self.size += place[2]
+        self.brought = lease
 
 
 @dataclass(slots=True, eq=False)
@@ -227,6 +265,7 @@ class Group:
     ended_step: int = 0
     ended: float = 0.0
     seal: bytes = b""
+    record: list[bytes] = field(default_factory=list)  # its parts, packed, in order of arrival
 
     @property
     def size(self) -> int:
@@ -239,7 +278,7 @@ class Group:
 
     def dissolve(self) -> None:
         """Let go of its samples, which refer to it: memory is free at once, not at the next collection."""
-        self.lead, self.units = None, []
+        self.lead, self.units, self.record = None, [], []
 
     def oldest(self) -> int | None:
         """No token of this group, known or still under way, is older. None: it has none yet."""
@@ -269,6 +308,15 @@ def move_unit(unit: Unit, state: SampleState) -> None:
     if state not in _after_sample_state[unit.state]:
         raise IllegalTransition(f"sample {unit.key}: {unit.state.name} -> {state.name}")
     unit.state = state
+
+
+def move_units(units: Sequence[Unit], state: SampleState) -> None:
+    """Like `move_unit`, for many at once."""
+    for before in {unit.state for unit in units}:
+        if state not in _after_sample_state[before]:
+            raise IllegalTransition(f"samples: {before.name} -> {state.name}")
+    for unit in units:
+        unit.state = state
 
 
 def live_leases(group: Group) -> Iterable[Lease]:

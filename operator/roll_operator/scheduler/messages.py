@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
-from roll_wire.columns import column, lease_number, lease_of, unless_zero, views
+from roll_wire import PROTOCOL, payloads
+from roll_wire.columns import (
+    check_sizes,
+    filled,
+    lease_number,
+    lease_of,
+    unless_zero,
+)
 from roll_wire.session_pb2 import (
     Ack,
     Answer,
@@ -16,7 +22,6 @@ from roll_wire.session_pb2 import (
     Cancel,
     Drain,
     Failure,
-    FromWorker,
     Hello,
     Policy,
     PolicyVersion,
@@ -27,11 +32,11 @@ from roll_wire.session_pb2 import (
 )
 from roll_wire.session_pb2 import Unit as WireUnit
 
-from roll_operator.scheduler import flow, packing, presence
+from roll_operator.scheduler import arrivals, failures, flow, packing, presence
 from roll_operator.scheduler.assignment import Worker
-from roll_operator.scheduler.lifecycle import GENERATE, PLACE, RESET, Lease, Stage, Unit
+from roll_operator.scheduler.lifecycle import GENERATE, RESET, Lease, Place, Stage, Unit
 from roll_operator.scheduler.presence import Greeting, HeldLease
-from roll_operator.scheduler.state import JobState, Out, Place
+from roll_operator.scheduler.state import JobState, Out, Payload, PayloadStore
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +48,11 @@ CAUSES = {
     Failure.RETURNED: "returned",
     Failure.REPLAY: "replay",
 }
+
+
+Pieces = tuple[
+    Sequence[Place], Sequence[Place]
+]  # of a trajectory: what its group shares, and its own
 
 
 def greeting_of(hello: Hello) -> Greeting:
@@ -71,18 +81,21 @@ def greeting_of(hello: Hello) -> Greeting:
         world=hello.world or 1,
         attempt=hello.attempt,
         data={d.split: (d.rows, d.content_hash) for d in hello.data},
+        protocol=hello.protocol,
     )
 
 
-def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> None:
-    """One message of a welcomed worker."""
+def handle(state: JobState, worker: Worker, data: bytes, now: float) -> None:
+    """One message of a welcomed worker, as it came."""
     presence.seen(state, worker, now)
+    message, view = payloads.read(data)
+    if isinstance(message, Results):
+        _results(state, worker, message, view, now)
+        return
     match message.WhichOneof("message"):
-        case "results":
-            _results(state, worker, message.results, now)
         case "failures":
             for failure in message.failures.items:
-                flow.failure(
+                failures.failure(
                     state,
                     worker,
                     group=failure.unit.group,
@@ -121,54 +134,74 @@ def handle(state: JobState, worker: Worker, message: FromWorker, now: float) -> 
             )
 
 
-def _results(state: JobState, worker: Worker, results: Results, now: float) -> None:
-    stage = STAGES.get(results.stage, results.stage)
+def _results(
+    state: JobState, worker: Worker, results: Results, view: memoryview, now: float
+) -> None:
     try:
-        outcomes = _outcomes(results)
+        arrived = _arrived(results, view)
     except ValueError as error:
         # Nothing of it can be believed; sent again after a reconnect it would be no better.
         why = f"the results of {worker.pod} do not fit together: {error}"
         log.warning("refused: %s", why)
         state.out.refused[worker.id] = "protocol", why
         return
-    flow.results(state, worker, stage, outcomes, now)
+    arrivals.results(state, worker, arrived, now)
 
 
-def _outcomes(results: Results) -> list[flow.Said]:
+def _arrived(results: Results, view: memoryview) -> arrivals.Arrived:
     """ValueError where columns do not fit together."""
-    count = len(results.leases)
-    return list(
-        zip(
-            results.groups,
-            column(results.indices, count, 0),
-            results.leases,
-            column(results.turns, count, 0),
-            views(results.payloads, results.sizes),
-            column(results.tokens, count, 0),
-            _some(results.oldest, results.lineages, count),
-            _some(results.newest, results.lineages, count),
-            _some(results.lineages, results.lineages, count),
-            _some(results.rewards, results.has_reward, count),
-            column(results.done, count, False),
-            column(results.resident, count, False),
-            column(results.base_tokens, count, 0),
-            strict=True,
-        )
+    count, sizes = len(results.leases), list(results.sizes)
+    check_sizes(sizes, len(view))
+    return arrivals.Arrived(
+        stage=STAGES.get(results.stage, results.stage),
+        groups=filled(results.groups, count, 0),
+        indices=filled(results.indices, count, 0),
+        leases=list(results.leases),
+        turns=filled(results.turns, count, 0),
+        sizes=filled(sizes, count, 0),
+        payloads=view,
+        tokens=filled(results.tokens, count, 0),
+        lineages=filled(results.lineages, count, 0),
+        oldest=filled(results.oldest, count, 0),
+        newest=filled(results.newest, count, 0),
+        has_reward=filled(results.has_reward, count, False),
+        rewards=filled(results.rewards, count, 0.0),
+        done=filled(results.done, count, False),
+        resident=filled(results.resident, count, False),
+        base=filled(results.base_tokens, count, 0),
     )
 
 
-def _some(values: Sequence[Any], there: Sequence[int], count: int) -> Iterable[Any]:
-    """What a column says where it says something."""
-    if not there:
-        return repeat(None, count)
-    return [v if t else None for v, t in zip(column(values, count, 0), there, strict=True)]
+def outline(units: Iterable[Unit]) -> tuple[list[int], list[Pieces]]:
+    """The size of each unit's trajectory, and where its pieces lie."""
+    sizes: list[int] = []
+    pieces: list[Pieces] = []
+    for unit in units:
+        lead = unit.group.lead
+        if lead is None or lead is unit:
+            sizes.append(unit.size)
+            pieces.append(((), unit.places))
+        else:
+            sizes.append(lead.size + unit.size)
+            pieces.append((lead.places, unit.places))
+    return sizes, pieces
 
 
-def places_of(unit: Unit) -> list[Place]:
-    """Where the pieces of its trajectory lie: what the group shares, then the unit's own."""
-    lead = unit.group.lead
-    rows = unit.rows if lead is None or lead is unit else lead.rows + unit.rows
-    return [row[PLACE] for row in rows]
+def read_pieces(store: PayloadStore, pieces: Iterable[Pieces]) -> list[Payload]:
+    """What a group shares is read once for all its samples that follow each other."""
+    found: list[Payload] = []
+    of: Sequence[Place] = ()
+    prompt: list[Payload] = []
+    for shared, own in pieces:
+        if shared is not of:
+            of, prompt = shared, [store.read(*place) for place in shared]
+        found += prompt
+        for block, first, length in own:
+            data = block.data
+            if data is None:
+                data, first = store.read(block, first, length), 0
+            found.append(data[first : first + length])
+    return found
 
 
 def outgoing(state: JobState, out: Out) -> Iterator[tuple[str, bytes]]:
@@ -196,6 +229,7 @@ def _before_tasks(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
                     term=state.term,
                     trainer_term=state.trainer.term,
                     ledger=state.ledger,
+                    protocol=PROTOCOL,
                     lineage=state.lineage,
                     fenced=[lease_of(x) for x in fenced],
                     evicted=[WireUnit(group=g, index=i) for g, i in evicted],
@@ -235,15 +269,18 @@ def _tasks(state: JobState, leases: Iterable[Lease]) -> Iterator[bytes]:
     held = [lease for lease in leases if lease.unit.lease is lease]
     for stage, together in groupby(held, key=attrgetter("stage")):
         of_stage = list(together)
-        places = [[] if stage == RESET else places_of(lease.unit) for lease in of_stage]
-        sizes = [sum([length for _, _, length in of_unit]) for of_unit in places]
+        sizes, pieces = outline([lease.unit for lease in of_stage])
+        if stage == RESET:  # of an episode that begins again, too
+            sizes, pieces = [0] * len(of_stage), []
         for first, last in packing.chunks(sizes):
-            yield _assign(state, stage, of_stage[first:last], sizes[first:last], places[first:last])
+            columns = _assign(state, stage, of_stage[first:last])
+            columns.sizes.extend(sizes[first:last])
+            of_chunk = read_pieces(state.store, pieces[first:last])
+            yield payloads.write(columns, of_chunk, within=payloads.ASSIGN)
 
 
-def _assign(
-    state: JobState, stage: str, leases: list[Lease], sizes: list[int], places: list[list[Place]]
-) -> bytes:
+def _assign(state: JobState, stage: str, leases: list[Lease]) -> Assign:
+    """All but the payloads."""
     units = [lease.unit for lease in leases]
     groups = [unit.group for unit in units]
     assign = Assign(
@@ -257,13 +294,10 @@ def _assign(
         validation=unless_zero([group.validation is not None for group in groups]),
         kept_tokens=unless_zero([unit.kept for unit in units]),
         no_progress_ms=int(state.settings.no_progress * 1000),
-        sizes=sizes,
     )
     if stage == GENERATE:
         assign.min_versions.extend([state.min_version(group) for group in groups])
         assign.seeds.extend([state.sampling_seed(unit) for unit in units])
     else:
         assign.seeds.extend([state.env_seed(group) for group in groups])
-    read = state.store.read
-    payloads = [read(*place) for of_unit in places for place in of_unit]
-    return packing.assign(assign, payloads)
+    return assign

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from pathlib import Path
 
 from roll_wire import control_pb2, session_pb2
 
 from roll_operator.scheduler.ledger import rows
-from roll_operator.scheduler.ledger.sqlite import connect
+from roll_operator.scheduler.ledger.sqlite import check_format, connect, read_meta
 from roll_operator.scheduler.ledger.story import read_story
 from roll_operator.scheduler.settings import Settings
 
 
 def list_samples(folder: Path, settings: Settings) -> control_pb2.SampleList:
     """The samples that were in flight when the scheduler last wrote."""
-    db = connect(folder / "ledger.sqlite", read_only=True)
+    db = _open(folder)
     try:
         ids = [i for (i,) in db.execute("SELECT id FROM groups WHERE state IN (1, 3) ORDER BY id")]
         now = time.time()
@@ -55,8 +56,15 @@ def held_out(folder: Path) -> list[tuple[int, float]]:
 def sample_story(
     folder: Path, settings: Settings, group: int, index: int
 ) -> control_pb2.SampleStory | None:
-    db = connect(folder / "ledger.sqlite", read_only=True)
+    db = _open(folder)
     try:
         return read_story(db, settings.graph, group, index)
     finally:
         db.close()
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    path = folder / "ledger.sqlite"
+    db = connect(path, read_only=True)
+    check_format(read_meta(db), path)
+    return db

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from roll_operator.scheduler import flow
+from roll_wire import PROTOCOL
+
+from roll_operator.scheduler import failures, leases, record
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import Cause, SampleState, Stage, Unit
 from roll_operator.scheduler.roster import Standing
@@ -45,6 +47,7 @@ class Greeting:
     world: int = 1
     attempt: int = 0
     data: dict[str, tuple[int, str]] = field(default_factory=dict)
+    protocol: int = PROTOCOL
 
 
 def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
@@ -84,6 +87,11 @@ def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
 
 
 def _reason_to_refuse(state: JobState, greeting: Greeting) -> tuple[str, str] | None:
+    if greeting.protocol != PROTOCOL:
+        return "protocol", (
+            f"{greeting.pod} speaks protocol {greeting.protocol or 1}, this scheduler {PROTOCOL}: "
+            "use images of one release"
+        )
     if state.roster.standing(greeting.pod_uid) is Standing.GONE:
         return "fenced", f"pod {greeting.pod} was declared gone"
     if state.finished:
@@ -144,12 +152,14 @@ def _reconcile(
     claimed: set[int] = set()
     for item in held:
         claimed.add(item.lease)
-        unit = flow.find(state, item.group, item.index)
-        if unit is not None and flow.current(state, worker, item.lease, unit) is not None:
+        unit = leases.find(state, item.group, item.index)
+        if unit is not None and leases.current(state, worker, item.lease, unit) is not None:
             state.leases[item.lease].deadline = now + state.settings.no_progress
-        elif unit is not None and flow.adoptable(state, item.lease, unit, item.stage, item.turn):
+        elif unit is not None and leases.adoptable(
+            state, worker, item.lease, unit, item.stage, item.turn
+        ):
             floor = state.min_version(unit.group) if item.stage == Stage.GENERATE else None
-            flow.adopt(state, worker, item.lease, unit, now, floor)
+            leases.adopt(state, worker, item.lease, unit, now, floor)
         elif item.resident and unit is not None and _lives_here(worker, unit, item.lease):
             if unit.key not in worker.residents:
                 worker.residents.add(unit.key)
@@ -162,18 +172,18 @@ def _reconcile(
             if item.resident:
                 evicted.append((item.group, item.index))
     for lease in [x for x in worker.leases.values() if x.id not in claimed]:
-        flow.put_back(state, lease, now)  # the Assign never arrived
+        failures.put_back(state, lease, now)  # the Assign never arrived
     for key in list(worker.residents):
-        unit = flow.find(state, *key)
+        unit = leases.find(state, *key)
         if unit is not None and _waits_for_step(unit):
-            flow.enqueue(state, unit, now)
+            leases.enqueue(state, unit, now)
     state.pool(worker.pool).offer(worker)
     return fenced, evicted
 
 
 def _lives_here(worker: Worker, unit: Unit, lease: int) -> bool:
     """The episode that `lease` left at the worker is the unit's newest."""
-    made = [p for p in unit.parts if p.stage in (Stage.RESET, Stage.STEP)]
+    made = [p for p in record.parts_of(unit) if p.stage in (Stage.RESET, Stage.STEP)]
     elsewhere = (
         unit.stage == Stage.STEP and unit.lease is not None and unit.lease.worker != worker.id
     )
@@ -254,13 +264,13 @@ def lost(state: JobState, worker: Worker, now: float) -> None:
         worker.residents.discard(lease.unit.key)
         if lease.unit.resident == worker.id:
             lease.unit.resident = ""
-        flow.suspect(state, lease, shared, Cause.INFRASTRUCTURE, now)
+        failures.suspect(state, lease, shared, Cause.INFRASTRUCTURE, now)
     for key in worker.residents:
-        unit = flow.find(state, *key)
+        unit = leases.find(state, *key)
         if unit is not None and unit.resident == worker.id:
             unit.resident = ""
             if _waits_for_step(unit):
-                flow.enqueue(state, unit, now)
+                leases.enqueue(state, unit, now)
 
 
 def _fell_silent(state: JobState, worker: Worker, now: float) -> bool:
@@ -282,4 +292,4 @@ def watch(state: JobState, now: float) -> None:
         by_worker[lease.worker] = by_worker.get(lease.worker, 0) + 1
     for lease in overdue:
         state.out.cancels.setdefault(lease.worker, []).append(lease.id)
-        flow.suspect(state, lease, by_worker[lease.worker], Cause.TIMEOUT, now)
+        failures.suspect(state, lease, by_worker[lease.worker], Cause.TIMEOUT, now)

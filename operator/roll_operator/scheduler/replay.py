@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from roll_wire import session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from roll_wire import PROTOCOL, session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.session_pb2 import FromWorker, ToWorker
 
 from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
@@ -25,12 +25,12 @@ TERM = 1
 class ReplaySession(session_pb2_grpc.SessionServicer):
     """Welcomes whoever comes."""
 
-    async def Open(
-        self, requests: AsyncIterator[FromWorker], context: Any
-    ) -> AsyncIterator[ToWorker]:
+    async def Open(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[ToWorker]:
         async for message in requests:
-            if message.WhichOneof("message") == "hello":
-                welcome = session_pb2.Welcome(term=1, trainer_term=TERM, lineage=1)
+            if FromWorker.FromString(message).HasField("hello"):
+                welcome = session_pb2.Welcome(
+                    term=1, trainer_term=TERM, lineage=1, protocol=PROTOCOL
+                )
                 yield ToWorker(welcome=welcome)
 
 

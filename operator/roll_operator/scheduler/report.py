@@ -124,7 +124,7 @@ def samples(state: JobState, limit: int, now: float) -> control_pb2.SampleList:
 
 def _visible(group: Group) -> list[Unit]:
     """The group itself while its reset is under way, its samples afterwards."""
-    if group.lead is not None and not group.lead.parts:
+    if group.lead is not None and not group.lead.places:
         return [group.lead]
     return group.kept
 

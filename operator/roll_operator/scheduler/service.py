@@ -23,6 +23,7 @@ import grpc.aio
 from roll_wire import (
     control_pb2,
     control_pb2_grpc,
+    payloads,
     session_pb2,
     session_pb2_grpc,
     trainer_pb2,
@@ -34,9 +35,16 @@ from roll_operator.scheduler import batching, core, packing, presence, recovery,
 from roll_operator.scheduler.guard import Guard
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.lifecycle import Group, Unit
-from roll_operator.scheduler.messages import greeting_of, handle, outgoing, places_of
+from roll_operator.scheduler.messages import (
+    Pieces,
+    greeting_of,
+    handle,
+    outgoing,
+    outline,
+    read_pieces,
+)
 from roll_operator.scheduler.roster import Outdated
-from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Place, Publication
+from roll_operator.scheduler.state import Batch, CheckpointRow, JobState, Publication
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +52,7 @@ TICK_SECONDS = 0.5
 LONG_POLL_SECONDS = 20.0
 MAX_PAUSE = 0.010
 
-SessionContext = grpc.aio.ServicerContext[FromWorker, Any]  # it writes serialised ToWorkers
+SessionContext = grpc.aio.ServicerContext[bytes, bytes]  # serialised messages: see `streams`
 
 
 class Hub:
@@ -81,9 +89,9 @@ class Hub:
             messages = list(outgoing(self.state, out))
             turn, self._turn = self._turn, loop.create_future()
             if writes:
-                payloads = self.ledger.store.take()
+                unwritten = self.ledger.store.take()
                 began = loop.time()
-                await loop.run_in_executor(self._writer, self.ledger.commit, writes, payloads)
+                await loop.run_in_executor(self._writer, self.ledger.commit, writes, unwritten)
                 ended = loop.time()
                 rested = ended + min(ended - began, MAX_PAUSE)
                 self.ledger.store.done()
@@ -148,9 +156,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._job_uid = job_uid
         self._guard = guard
 
-    async def Open(self, requests: AsyncIterator[FromWorker], context: SessionContext) -> None:
-        first = await context.read()
-        if not isinstance(first, FromWorker) or first.WhichOneof("message") != "hello":
+    async def Open(self, requests: Any, context: Any) -> None:
+        data = await context.read()
+        first = FromWorker.FromString(data) if isinstance(data, bytes) else FromWorker()
+        if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
         hello = first.hello
         if hello.job_uid != self._job_uid:
@@ -169,7 +178,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         try:
             while True:
                 message = await context.read()
-                if not isinstance(message, FromWorker):
+                if not isinstance(message, bytes):
                     break
                 worker = state.workers.get(greeting.worker)
                 if worker is None:
@@ -321,14 +330,13 @@ def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable
     units: list[Unit] = [unit for group in members for unit in group.kept]
     places = batching.share([u.tokens for u in units], rank, world)
     mine = [units[place] for place in places]
-    groups = [unit.group.id for unit in mine]
-    pieces = [places_of(unit) for unit in mine]
-    sizes = [sum([length for _, _, length in of_unit]) for of_unit in pieces]
-    settled: list[tuple[trainer_pb2.ShardChunk, list[list[Place]]]] = []
+    sizes, pieces = outline(mine)
+    settled: list[tuple[trainer_pb2.ShardChunk, list[Pieces]]] = []
     for first, last in packing.chunks(sizes):
-        runs = [rewards[group] for group, _ in groupby(groups[first:last])]
+        groups = [unit.group.id for unit in mine[first:last]]
+        runs = [rewards[group] for group, _ in groupby(groups)]
         chunk = trainer_pb2.ShardChunk(
-            groups=groups[first:last],
+            groups=groups,
             indices=[unit.index for unit in mine[first:last]],
             positions=places[first:last],
             rewards=[unit.reward or 0.0 for unit in mine[first:last]],
@@ -337,11 +345,7 @@ def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable
             sizes=sizes[first:last],
         )
         settled.append((chunk, pieces[first:last]))
-    read = ledger.store.read
-    return (
-        packing.shard_chunk(chunk, [read(*piece) for of_unit in of for piece in of_unit])
-        for chunk, of in settled
-    )
+    return (payloads.write(chunk, read_pieces(ledger.store, of)) for chunk, of in settled)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -386,12 +390,3 @@ class ControlService(control_pb2_grpc.ControlServicer):
         missing = f"no sample {unit.group}.{unit.index} on record"
         await context.abort(grpc.StatusCode.NOT_FOUND, missing)
         raise LookupError(missing)
-
-    async def Stop(
-        self, request: control_pb2.StopRequest, context: object
-    ) -> control_pb2.StopReply:
-        state = self._hub.state
-        state.ending = state.ending or request.reason or "stopped"
-        state.writes.meta["ending"] = state.ending
-        await self._hub.durable()
-        return control_pb2.StopReply()

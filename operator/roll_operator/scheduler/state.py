@@ -17,10 +17,10 @@ from typing import Protocol
 from roll_operator.scheduler.assignment import Pool, Worker
 from roll_operator.scheduler.lifecycle import (
     BatchState,
+    Block,
     Cause,
     Group,
     Lease,
-    Row,
     Unit,
 )
 from roll_operator.scheduler.roster import Roster
@@ -28,15 +28,14 @@ from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 
 Payload = bytes | memoryview
-Place = tuple[int, int, int]  # segment, start, length
 
 
 class PayloadStore(Protocol):
     """Where payloads lie. `append` only buffers: the bytes are durable with the next commit."""
 
-    def append(self, payload: Payload) -> Place: ...
+    def append(self, payload: Payload) -> Block: ...
 
-    def read(self, segment: int, start: int, length: int) -> Payload: ...
+    def read(self, block: Block, first: int, length: int) -> Payload: ...
 
 
 class Archive(Protocol):
@@ -122,7 +121,7 @@ class Writes:
 
     groups: list[tuple[object, ...]] = field(default_factory=list)
     units: list[tuple[object, ...]] = field(default_factory=list)
-    parts: list[Row] = field(default_factory=list)
+    parts: list[tuple[object, ...]] = field(default_factory=list)
     failures: list[tuple[object, ...]] = field(default_factory=list)
     batches: list[tuple[object, ...]] = field(default_factory=list)
     checkpoints: list[tuple[object, ...]] = field(default_factory=list)
@@ -169,8 +168,11 @@ class Out:
 
 COMPLETE = "complete"  # the reason of a job that trained all its steps
 
-# What `meta` holds; every name is also an attribute of JobState.
-COUNTED = ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded")
+# What the row "progress" of `meta` holds; every name is also an attribute of JobState.
+COUNTED = (
+    "next_group", "cursor", "lineage", "formed", "reported", "published", "folded", "ending", "finished",
+    "filtered_in_step",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -272,16 +274,13 @@ class JobState:
 
     def env_seed(self, group: Group) -> int:
         """Equal for all samples of a group; the same held-out episodes in every validation."""
-        return _env_seed(self.settings.seed, _seed_key(group))
+        return seed_of(self.settings.seed, _seed_key(group), -1)
 
     def sampling_seed(self, unit: Unit) -> int:
         return seed_of(self.settings.seed, _seed_key(unit.group), unit.index)
 
     def ack(self, worker: str, lease: int, verdict: int) -> None:
-        acks = self.out.acks.get(worker)
-        if acks is None:
-            acks = self.out.acks[worker] = []
-        acks.append((lease, verdict))
+        self.out.acks.setdefault(worker, []).append((lease, verdict))
 
     def record_batch(self, batch: Batch) -> None:
         self.writes.batches.append(
@@ -313,8 +312,6 @@ class JobState:
         """Everything to be written now, and everything to be sent once it is."""
         writes, self.writes = self.writes, Writes()
         out, self.out = self.out, Out()
-        if writes.parts:
-            self.counters["parts"] += len(writes.parts)
         for group in self.dirty_groups.values():
             writes.groups.append(
                 (
@@ -345,13 +342,8 @@ class JobState:
                 )
             )
         if writes:
-            for name in COUNTED:
-                writes.meta[name] = getattr(self, name)
-            writes.meta["ending"] = self.ending
-            writes.meta["finished"] = self.finished
-            writes.meta["error"] = self.error
+            writes.meta["progress"] = {name: getattr(self, name) for name in COUNTED}
             writes.meta["counters"] = dict(self.counters)
-            writes.meta["filtered_in_step"] = self.filtered_in_step
         self.dirty_groups = {}
         self.dirty_units = {}
         for group in self.trained:
@@ -369,10 +361,13 @@ _three = struct.Struct("<qqq")
 
 def seed_of(job: int, group: int, index: int) -> int:
     """H(job, group, index); the attempt is no part of it. Index -1 is the environment's."""
-    digest = hashlib.blake2b(_three.pack(job, group, index), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return _seeds(job, group, index // SEEDS)[index % SEEDS] >> 1
 
 
-@lru_cache(4096)
-def _env_seed(job: int, group: int) -> int:
-    return seed_of(job, group, -1)
+SEEDS = 8  # of one digest
+_eight = struct.Struct("<8Q")
+
+
+@lru_cache(1024)
+def _seeds(job: int, group: int, block: int) -> tuple[int, ...]:
+    return _eight.unpack(hashlib.blake2b(_three.pack(job, group, block), digest_size=64).digest())

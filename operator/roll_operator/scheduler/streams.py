@@ -1,4 +1,4 @@
-"""Streams that carry payloads send what `packing` has serialised already."""
+"""Streams that carry payloads pass bytes: a message object would copy each payload twice on its way in or out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 
 class Streams(grpc.aio.ServerInterceptor):
-    """Lets the methods that answer by a stream write bytes as well as messages."""
+    """A worker's messages come as bytes; the methods that answer by a stream may write bytes."""
 
     async def intercept_service(
         self,
@@ -24,7 +24,7 @@ class Streams(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 handler.stream_stream,
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=None,
                 response_serializer=_serialised,
             )
         return grpc.unary_stream_rpc_method_handler(

@@ -60,7 +60,7 @@ def rewind(state: JobState, term: int, step: int, now: float) -> int:
                 f"training goes on from the one of step {step}"
             )
     state.asked = 0
-    state.writes.meta["reported"] = state.reported
+    state.writes.meta["progress"] = {}  # to be written, whatever else is
     return state.lineage
 
 

@@ -14,12 +14,12 @@ from roll_operator.scheduler.state import JobState, Validation
 EPISODES = 64
 
 
-def schedule(state: JobState, version: int) -> None:
-    """Version `version` was published for the first time."""
+def schedule(state: JobState, version: int, *, last: bool = False) -> None:
+    """Version `version` was published for the first time, or turned out to be the last."""
     every = state.settings.validation_every
-    if not every or (version % every and version != state.settings.steps):
+    if not every or (version % every and version != state.settings.steps and not last):
         return
-    if any(v.version == version and v.lineage == state.lineage for v in state.validations):
+    if any(v.version >= version and v.lineage == state.lineage for v in state.validations):
         return
     validation = Validation(version, state.lineage, groups=0)
     state.validations.append(validation)

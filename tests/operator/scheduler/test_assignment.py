@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from roll_operator.scheduler import flow, presence
+from roll_operator.scheduler import arrivals, failures, flow, leases, presence, record
 from roll_operator.scheduler.lifecycle import GroupState, SampleState, Stage
+from roll_operator.scheduler.presence import Greeting
 from roll_operator.scheduler.stages import StageGraph
 from support.scheduler_dump import dump
+from support.scheduler_roles import Said, message
 from support.scheduler_world import Held, MakeWorld, SimWorker, World
 
 EPISODES = StageGraph(interactive=True, scored=False)
@@ -126,7 +128,7 @@ def test_company_shrinks_until_a_suspect_is_alone(world: MakeWorld) -> None:
         world(workers=False, groups_per_step=16, group_size=8, max_attempts=2), inference=[128]
     )
     job.finish_all(Stage.RESET)
-    poison = flow.find(job.state, min(job.state.groups), 3)
+    poison = leases.find(job.state, min(job.state.groups), 3)
     assert poison is not None
     shared = []
     while poison.failures == 0:
@@ -212,8 +214,8 @@ def test_tokens_that_are_told_again_are_no_progress(world: MakeWorld) -> None:
 # What a worker's word is worth.
 
 
-def outcome(task: Held, **changed: Any) -> flow.Outcome:
-    said = flow.Outcome(
+def outcome(task: Held, **changed: Any) -> Said:
+    said = Said(
         task.group, task.index, task.lease, task.turn, b"x", tokens=2, oldest=0, newest=0, lineage=1
     )
     return said._replace(**changed)
@@ -221,9 +223,8 @@ def outcome(task: Held, **changed: Any) -> flow.Outcome:
 
 def result(job: World, worker: SimWorker, task: Held, **changed: Any) -> int:
     stage = str(changed.pop("stage", task.stage))
-    flow.results(
-        job.state, job.state.workers[worker.id], stage, [outcome(task, **changed)], job.now
-    )
+    said = message(stage, [outcome(task, **changed)])
+    arrivals.results(job.state, job.state.workers[worker.id], said, job.now)
     return job.state.out.acks[worker.id][-1][1]
 
 
@@ -247,16 +248,16 @@ def test_a_result_is_stored_only_on_its_own_lease(
     job = world(groups_per_step=1, group_size=1)
     job.finish_all(Stage.RESET)
     ((worker, task),) = job.tasks(Stage.GENERATE)
-    unit = flow.find(job.state, task.group, task.index)
+    unit = leases.find(job.state, task.group, task.index)
     assert unit is not None
     verdict = result(job, worker, task, **changed)
     if failures is None:
-        assert verdict == flow.STORED and len(unit.parts) == 1
-        assert result(job, worker, task, reward=9.0) == flow.DUPLICATE
-        assert len(unit.parts) == 1
+        assert verdict == leases.STORED and len(record.parts_of(unit)) == 1
+        assert result(job, worker, task, reward=9.0) == leases.DUPLICATE
+        assert len(record.parts_of(unit)) == 1
     else:
-        assert verdict == flow.FENCED
-        assert unit.parts == [] and unit.failures == failures
+        assert verdict == leases.FENCED
+        assert record.parts_of(unit) == [] and unit.failures == failures
 
 
 def test_one_bad_result_in_a_message_does_not_touch_the_others(world: MakeWorld) -> None:
@@ -271,13 +272,13 @@ def test_one_bad_result_in_a_message_does_not_touch_the_others(world: MakeWorld)
         said[3] = said[1]
         said[5] = said[5]._replace(lease=1 << 40 | 999)
         known = job.state.workers[engine.id]
-        for message in [said] if together else [[one] for one in said]:
-            flow.results(job.state, known, Stage.GENERATE, message, job.now)
+        for some in [said] if together else [[one] for one in said]:
+            arrivals.results(job.state, known, message(Stage.GENERATE, some), job.now)
         verdicts = [verdict for _, verdict in job.state.out.acks[engine.id]]
         job.flush()
         told.append((verdicts, dump(job.state)))
-    stored, fenced = flow.STORED, flow.FENCED
-    assert told[0][0] == [stored, stored, fenced, flow.DUPLICATE, stored, fenced, stored, stored]
+    stored, fenced = leases.STORED, leases.FENCED
+    assert told[0][0] == [stored, stored, fenced, leases.DUPLICATE, stored, fenced, stored, stored]
     assert told[0] == told[1]
 
 
@@ -291,12 +292,12 @@ def test_a_message_of_good_results_is_stored_as_each_of_them_would_be(world: Mak
             said = [
                 outcome(task, reward=0.5, tokens=2 * (n % 2))  # a turn may add no token
                 if stage == Stage.GENERATE
-                else flow.Outcome(task.group, task.index, task.lease, 0, b"s", reward=0.5)
+                else Said(task.group, task.index, task.lease, 0, b"s", reward=0.5)
                 for n, (_, task) in enumerate(job.tasks(stage))
             ]
             known = job.state.workers[worker.id]
             if together:
-                flow.results(job.state, known, stage, said, job.now)
+                arrivals.results(job.state, known, message(stage, said), job.now)
             else:
                 for group, index, lease, turn, payload, *rest in said:
                     flow.result(
@@ -314,13 +315,13 @@ def test_tokens_older_than_the_step_allows_are_refused(world: MakeWorld) -> None
     job.fetch_all()
     job.finish_all(Stage.RESET)
     worker, task = job.tasks(Stage.GENERATE)[0]
-    unit = flow.find(job.state, task.group, task.index)
+    unit = leases.find(job.state, task.group, task.index)
     assert unit is not None and task.min_version == 1
     known = job.state.workers[worker.id]
     flow.progress(job.state, known, lease=task.lease, tokens=3, now=job.now, partial=b"old",
                   partial_tokens=3, oldest=0, newest=1)  # fmt: skip
-    assert unit.kept == 0 and unit.parts == [], "nor does a partial bring them in"
-    assert result(job, worker, task, oldest=0, newest=1) == flow.FENCED
+    assert unit.kept == 0 and record.parts_of(unit) == [], "nor does a partial bring them in"
+    assert result(job, worker, task, oldest=0, newest=1) == leases.FENCED
     assert unit.failures == 1 and "version 0 are too old" in job.state.last_failure
 
 
@@ -333,7 +334,7 @@ def test_a_score_that_is_no_number_is_a_failure_and_not_a_zero(
     job.finish_all(Stage.GENERATE)
     ((worker, task),) = job.tasks(Stage.SCORE)
     verdict = result(job, worker, task, tokens=0, oldest=None, newest=None, reward=reward)
-    assert verdict == flow.FENCED
+    assert verdict == leases.FENCED
     group = job.state.groups[task.group]
     job.flush()
     assert (group.state, group.cause) == (GroupState.FAILED, "input")
@@ -351,8 +352,8 @@ def test_a_partial_is_kept_when_its_worker_dies(world: MakeWorld) -> None:
     job.fetch_all()
     ((_, again),) = job.tasks(Stage.GENERATE)
     assert again.kept == 3 and again.lease != task.lease
-    unit = flow.find(job.state, task.group, task.index)
-    assert unit is not None and [p.partial for p in unit.parts] == [True]
+    unit = leases.find(job.state, task.group, task.index)
+    assert unit is not None and [p.partial for p in record.parts_of(unit)] == [True]
 
 
 # Episodes.
@@ -465,7 +466,7 @@ def test_a_returned_step_is_not_given_to_the_one_that_drains(world: MakeWorld) -
     job.flush()
     ((worker, again),) = job.tasks(Stage.STEP)
     assert worker is other and again.turn == task.turn
-    unit = flow.find(job.state, task.group, task.index)
+    unit = leases.find(job.state, task.group, task.index)
     assert unit is not None and unit.failures == 0
 
 
@@ -475,10 +476,10 @@ def test_a_replay_that_differs_starts_the_episode_again(world: MakeWorld) -> Non
     job.finish_all(Stage.GENERATE)
     job.finish_all(Stage.STEP)
     job.finish_all(Stage.GENERATE)
-    unit = flow.find(job.state, *key)
-    assert unit is not None and len(unit.parts) == 4 and unit.turn == 1
+    unit = leases.find(job.state, *key)
+    assert unit is not None and len(record.parts_of(unit)) == 4 and unit.turn == 1
     job.finish_all(Stage.STEP, cause="replay")
-    assert (unit.life, unit.turn, unit.parts, unit.oldest) == (1, 0, [], None)
+    assert (unit.life, unit.turn, record.parts_of(unit), unit.oldest) == (1, 0, [], None)
     ((_, task),) = job.tasks(Stage.RESET)
     assert (task.group, task.index) == key
     assert unit.failures == 1, "a replay that differs is an attempt"
@@ -497,10 +498,10 @@ def test_a_late_result_of_an_earlier_life_is_fenced(world: MakeWorld) -> None:
     job.finish_all(Stage.RESET)
     job.crash_scheduler()
     job.connect(engine)
-    unit = flow.find(job.state, *key)
+    unit = leases.find(job.state, *key)
     assert unit is not None and (unit.life, unit.stage, unit.turn) == (1, Stage.GENERATE, 0)
-    assert result(job, engine, old) == flow.FENCED
-    assert len(unit.parts) == 1
+    assert result(job, engine, old) == leases.FENCED
+    assert len(record.parts_of(unit)) == 1
 
 
 def test_another_workers_lease_is_no_right_to_speak(world: MakeWorld) -> None:
@@ -508,12 +509,36 @@ def test_another_workers_lease_is_no_right_to_speak(world: MakeWorld) -> None:
     job.finish_all(Stage.RESET)
     ((worker, task),) = job.tasks(Stage.GENERATE)
     thief = next(w for w in engines(job) if w is not worker)
-    assert result(job, thief, task) == flow.FENCED
+    assert result(job, thief, task) == leases.FENCED
     known = job.state.workers[thief.id]
     flow.progress(job.state, known, lease=task.lease, tokens=9, now=job.now, partial=b"p",
                   partial_tokens=9, oldest=0, newest=0)  # fmt: skip
     said = {"group": task.group, "index": task.index, "lease": task.lease, "message": ""}
-    assert flow.failure(job.state, known, cause="input", now=job.now, **said) == flow.FENCED
-    unit = flow.find(job.state, task.group, task.index)
-    assert unit is not None and unit.parts == [] and unit.failures == 0
-    assert result(job, worker, task) == flow.STORED
+    assert failures.failure(job.state, known, cause="input", now=job.now, **said) == leases.FENCED
+    unit = leases.find(job.state, task.group, task.index)
+    assert unit is not None and record.parts_of(unit) == [] and unit.failures == 0
+    assert result(job, worker, task) == leases.STORED
+
+
+def test_a_lease_of_a_stage_that_the_worker_does_not_serve_is_not_adopted(world: MakeWorld) -> None:
+    """A scheduler that has just opened knows no leases: it takes no reward worker for an engine."""
+    job = world(groups_per_step=1, group_size=1)
+    job.finish_all(Stage.RESET)
+    ((engine, task),) = job.tasks(Stage.GENERATE)
+    scorer = next(w for w in job.workers.values() if w.role == "reward")
+    job.crash_scheduler()
+    scorer.held[task.lease] = task
+    job.connect(scorer)
+    assert task.lease not in scorer.held and task.lease not in job.state.leases
+    assert result(job, scorer, task) == leases.FENCED
+    job.connect(engine)
+    assert result(job, engine, task) == leases.STORED
+
+
+def test_a_worker_of_another_release_is_refused_in_one_sentence(world: MakeWorld) -> None:
+    job = world(workers=False)
+    greeting = Greeting("old/1", "engine-0", "old", "inference", "policy", 4, protocol=0)
+    assert presence.hello(job.state, greeting, job.now) is None
+    reason, why = job.state.out.refused["old/1"]
+    assert reason == "protocol"
+    assert why == "engine-0 speaks protocol 1, this scheduler 2: use images of one release"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from roll_operator.scheduler import audit
+from roll_operator.scheduler import audit, record
+from roll_operator.scheduler.lifecycle import Part, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
 from support.scheduler_world import World
@@ -96,6 +97,18 @@ def one(folder: Path, query: str) -> tuple[int, ...]:
     return row
 
 
+def edit(db: sqlite3.Connection, group: int, change: Callable[[Part], Part | None]) -> None:
+    """Every part of the group as `change` would have it; None: deleted."""
+    for row, packed in db.execute(
+        "SELECT rowid, packed FROM parts WHERE group_id = ?", (group,)
+    ).fetchall():
+        kept = [new for part in record.parts(packed) if (new := change(part)) is not None]
+        if kept:
+            db.execute("UPDATE parts SET packed = ? WHERE rowid = ?", (record.pack(kept), row))
+        else:
+            db.execute("DELETE FROM parts WHERE rowid = ?", (row,))
+
+
 BATCHED = "SELECT id, step FROM groups WHERE state = 4 ORDER BY id"
 
 
@@ -147,8 +160,11 @@ def test_a_deleted_open_group(running: Path) -> None:
 
 def test_a_deleted_part(ledger: Path) -> None:
     group, step = one(ledger, BATCHED)
-    delete = "DELETE FROM parts WHERE group_id = ? AND idx = 0 AND stage = 'score'"
-    found = tampered(ledger, lambda db: db.execute(delete, (group,)))
+
+    def delete(part: Part) -> Part | None:
+        return None if (part.idx, part.stage) == (0, Stage.SCORE) else part
+
+    found = tampered(ledger, lambda db: edit(db, group, delete))
     assert f"batch {step} is not what was recorded" in found
     assert f"group {group} (batched) was altered" in found
     assert "parts of samples were recorded" in found
@@ -156,17 +172,19 @@ def test_a_deleted_part(ledger: Path) -> None:
 
 def test_a_deleted_part_in_the_middle(ledger: Path) -> None:
     group, _ = one(ledger, BATCHED)
-    delete = "DELETE FROM parts WHERE group_id = ? AND idx = 1 AND stage = 'generate'"
-    found = tampered(ledger, lambda db: db.execute(delete, (group,)))
+
+    def delete(part: Part) -> Part | None:
+        return None if (part.idx, part.stage) == (1, Stage.GENERATE) else part
+
+    found = tampered(ledger, lambda db: edit(db, group, delete))
     assert f"parts are missing in groups {group}" in found
     assert f"sample {group}.1: score is out of order" in found
 
 
 def test_a_deleted_part_of_an_open_group(running: Path) -> None:
-    query = (
-        "SELECT group_id, idx FROM parts JOIN groups ON id = group_id WHERE state = 1 AND idx < 0"
+    (group,) = one(
+        running, "SELECT group_id FROM parts JOIN groups ON id = group_id WHERE state = 1"
     )
-    group, _ = one(running, query)
     delete = "DELETE FROM parts WHERE group_id = ?"
     found = tampered(running, lambda db: db.execute(delete, (group,)))
     assert "parts of samples were recorded" in found
@@ -214,42 +232,63 @@ def test_a_group_trained_in_two_steps(ledger: Path) -> None:
 def test_a_part_moved_to_another_sample(ledger: Path) -> None:
     group, step = one(ledger, BATCHED)
 
-    def swap(db: sqlite3.Connection) -> None:
-        for source, target in ((0, 99), (1, 0), (99, 1)):
-            db.execute(
-                "UPDATE parts SET idx = ? WHERE group_id = ? AND idx = ? AND stage = 'score'",
-                (target, group, source),
-            )
+    def swap(part: Part) -> Part:
+        return part._replace(idx=1 - part.idx) if part.stage == Stage.SCORE else part
 
-    found = tampered(ledger, swap)
+    found = tampered(ledger, lambda db: edit(db, group, swap))
     assert f"group {group} (batched) was altered" in found
     assert f"batch {step} is not what was recorded" in found
 
 
 def test_a_part_given_to_a_sample_that_never_was(ledger: Path) -> None:
     group, _ = one(ledger, BATCHED)
-    move = "UPDATE parts SET idx = 7 WHERE group_id = ? AND idx = 0 AND stage = 'score'"
-    found = tampered(ledger, lambda db: db.execute(move, (group,)))
+
+    def move(part: Part) -> Part:
+        return part._replace(idx=7) if (part.idx, part.stage) == (0, Stage.SCORE) else part
+
+    found = tampered(ledger, lambda db: edit(db, group, move))
     assert f"parts of samples that were never admitted, in groups {group}" in found
 
 
 @pytest.mark.parametrize("state", [3, 4, 7, 10])
 def test_an_altered_reward(running: Path, state: int) -> None:
     """Of a ready, batched, filtered or evaluated group."""
-    query = (
-        "SELECT group_id FROM parts JOIN groups ON id = group_id"
-        f" WHERE reward IS NOT NULL AND state = {state}"
-    )
-    (group,) = one(running, query)
-    change = "UPDATE parts SET reward = reward + 0.25 WHERE group_id = ? AND idx = 0"
-    found = tampered(running, lambda db: db.execute(change, (group,)))
+    (group,) = one(running, f"SELECT id FROM groups WHERE state = {state}")
+
+    def raised(part: Part) -> Part:
+        return part._replace(score=part.score + 0.25) if part.reward is not None else part
+
+    found = tampered(running, lambda db: edit(db, group, raised))
     assert f"group {group} (" in found and "was altered: seal differs" in found
+
+
+def test_two_rows_of_a_group_that_changed_places(ledger: Path) -> None:
+    group, _ = one(ledger, BATCHED)
+
+    def swap(db: sqlite3.Connection) -> None:
+        (first, a), (second, b), *_ = db.execute(
+            "SELECT rowid, packed FROM parts WHERE group_id = ? ORDER BY rowid", (group,)
+        ).fetchall()
+        for row, packed in ((first, b), (second, a)):
+            db.execute("UPDATE parts SET packed = ? WHERE rowid = ?", (packed, row))
+
+    assert f"group {group} (batched) was altered" in tampered(ledger, swap)
+
+
+def test_a_row_that_was_cut_off(ledger: Path) -> None:
+    group, _ = one(ledger, BATCHED)
+    cut = "UPDATE parts SET packed = substr(packed, 1, length(packed) - 1) WHERE group_id = ?"
+    found = tampered(ledger, lambda db: db.execute(cut, (group,)))
+    assert f"parts of group {group} are not whole" in found
 
 
 def test_an_altered_version_of_a_token(ledger: Path) -> None:
     group, step = one(ledger, BATCHED)
-    change = "UPDATE parts SET oldest = 0, newest = 99 WHERE group_id = ? AND stage = 'generate'"
-    found = tampered(ledger, lambda db: db.execute(change, (group,)))
+
+    def altered(part: Part) -> Part:
+        return part._replace(first=0, last=99) if part.oldest is not None else part
+
+    found = tampered(ledger, lambda db: edit(db, group, altered))
     assert f"sample {group}.0 of batch {step}" in found and "allowed are" in found
 
 
@@ -338,11 +377,17 @@ def test_an_altered_record_of_what_was_pruned(ledger: Path) -> None:
 
 
 def test_a_damaged_payload(ledger: Path) -> None:
-    query = "SELECT group_id, segment, start, length FROM parts WHERE stage = 'generate'"
-    group, segment, start, _ = one(ledger, query)
-    path = ledger / "segments" / f"{segment:08d}.seg"
+    db = sqlite3.connect(ledger / "ledger.sqlite")
+    group, part = next(
+        (group, part)
+        for group, packed in db.execute("SELECT group_id, packed FROM parts")
+        for part in record.parts(packed)
+        if part.stage == Stage.GENERATE
+    )
+    db.close()
+    path = ledger / "segments" / f"{part.segment:08d}.seg"
     data = bytearray(path.read_bytes())
-    data[start] ^= 1
+    data[part.start] ^= 1
     path.write_bytes(data)
     (found,) = problems(ledger)
     assert f"payload of {group}." in found and "generate is damaged" in found

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from roll_operator.scheduler import flow, training
+from roll_operator.scheduler import leases, training
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import SampleState, Stage
 from roll_operator.scheduler.settings import Settings
@@ -338,7 +338,7 @@ class Histories(RuleBasedStateMachine):
         for worker in state.workers.values():
             assert worker.load == len(worker.leases) + _between_turns(worker)
             for key in worker.residents:
-                unit = flow.find(state, *key)
+                unit = leases.find(state, *key)
                 assert unit is not None and unit.resident == worker.id, "an episode nobody misses"
         for pool in state.pools.values():
             assert pool.queued >= 0

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from roll_api import RLJob
-from roll_operator.scheduler import audit, presence
+from roll_operator.scheduler import audit, presence, record
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.presence import Greeting
 from roll_operator.scheduler.service import Hub
@@ -94,9 +94,8 @@ def test_an_acknowledged_result_survives_kill_9(scheduler: Scheduler) -> None:
     state = ledger.open(time.time())
     for task in tasks:
         lead = state.groups[task.unit.group].lead
-        assert lead is not None and len(lead.parts) == 1
-        part = lead.parts[0]
-        payload = state.store.read(part.segment, part.start, part.length)
+        assert lead is not None and len(record.parts_of(lead)) == 1
+        payload = state.store.read(*lead.places[0])
         assert payload == f"reset-{task.unit.group}.-1;".encode()
     ledger.close()
     assert verify(scheduler).problems == []
@@ -445,19 +444,6 @@ def test_progress_tells_who_is_there(scheduler: Scheduler) -> None:
         "reward-0": ("reward", True, True, 0),
     }
     assert progress.samples["waiting"] == 4 and progress.lineage == 1
-
-
-def test_a_stop_is_remembered(scheduler: Scheduler) -> None:
-    job = Job.begin(scheduler.start())
-    job.environment.assigned(2)
-    scheduler.control.Stop(control_pb2.StopRequest(reason="enough"))
-    assert job.environment.expect("drain").reason == "enough"
-    assert job.acquire(1).finished
-    scheduler.kill()
-    scheduler.start()
-    assert Peer(scheduler, "reward").expect("refused").reason == "job-ended"
-    found = verify(scheduler)
-    assert found.problems == [] and found.dropped == {"cancelled.job-ended": 4}
 
 
 # The process.

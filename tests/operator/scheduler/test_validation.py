@@ -25,6 +25,23 @@ def test_the_first_every_nth_and_last_version_are_validated(world: MakeWorld) ->
     assert found.problems == [] and found.evaluated == 12 and found.trained == 20
 
 
+def test_a_job_that_completes_early_validates_its_last_version(world: MakeWorld) -> None:
+    job = world(filter_by="mean", filter_above=0.0, filter_below=1.0, filter_budget=0.5,
+                on_exhausted="Complete", validation_every=10)  # fmt: skip
+    job.train(2)
+    job.fetch_all()
+    for group in sorted(g.id for g in job.state.groups.values() if g.step)[:2]:
+        job.complete(group, rewards=[1.0])
+    assert job.state.ending
+    job.commit_checkpoint()
+    job.flush()
+    assert not job.state.finished and pinned(job) == {2}
+    job.run_to_the_end()
+    assert job.state.finished == job.state.ending
+    assert [(v.version, v.scored) for v in job.state.validations] == [(0, 3), (2, 3)]
+    assert job.audit().problems == []
+
+
 def test_each_prompt_is_one_sample_in_no_slot(world: MakeWorld) -> None:
     job = world(validation_every=1)
     held_out = [g for g in job.state.groups.values() if g.validation is not None]

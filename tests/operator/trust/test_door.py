@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from roll_operator.trust.credentials import operator_credentials
-from roll_wire import credentials, session_pb2_grpc, trainer_pb2
+from roll_wire import PROTOCOL, credentials, session_pb2_grpc, trainer_pb2
 from roll_wire.control_pb2 import Pod, Pods, ProgressRequest
 from roll_wire.control_pb2_grpc import ControlStub
 from roll_wire.session_pb2 import FromWorker, Hello
@@ -94,7 +94,11 @@ def pod(door: Door, uid: str) -> Caller:
 def session(channel: grpc.Channel, **said: Any) -> None:
     hello = {"job_uid": JOB_UID, "role": "reward", "pool": "reward", "pod_uid": "uid-reward"}
     stub = session_pb2_grpc.SessionStub(channel)
-    next(stub.Open(iter([FromWorker(hello=Hello(**(hello | said)))]), timeout=SECONDS))
+    next(
+        stub.Open(
+            iter([FromWorker(hello=Hello(**(hello | said), protocol=PROTOCOL))]), timeout=SECONDS
+        )
+    )
 
 
 def trainer(channel: grpc.Channel) -> None:

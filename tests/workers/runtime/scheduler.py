@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from roll_wire import credentials, session_pb2, session_pb2_grpc
+from roll_wire import PROTOCOL, credentials, session_pb2, session_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 from roll_wire.columns import lease_number, pack_tasks, unpack_results
 from roll_wire.session_pb2 import (
@@ -81,7 +81,7 @@ class Scheduler(session_pb2_grpc.SessionServicer):
         self.aborts = 0  # so many streams are cancelled before Welcome
         self.before_welcome = asyncio.Event()
         self.before_welcome.set()
-        self.welcome = Welcome(term=1, trainer_term=7, lineage=1)
+        self.welcome = Welcome(protocol=PROTOCOL, term=1, trainer_term=7, lineage=1)
         self.hellos: list[Hello] = []
         self.messages: list[FromWorker] = []
         self.changed = asyncio.Condition()

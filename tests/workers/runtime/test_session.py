@@ -8,6 +8,7 @@ import time
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from roll_wire import PROTOCOL
 from roll_wire.columns import unpack_results
 from roll_wire.session_pb2 import (
     Ack,
@@ -62,8 +63,23 @@ def test_a_result_travels_with_all_that_was_said_about_it() -> None:
                 "reward",
                 "reward",
                 8,
-                "1",
+                PROTOCOL,
             )
+        await scheduler.kill()
+
+    run(main)
+
+
+def test_a_scheduler_of_another_release_is_refused_in_one_sentence() -> None:
+    async def main() -> None:
+        scheduler = Scheduler(free_port())
+        scheduler.welcome = Welcome(term=1)
+        await scheduler.start()
+        with pytest.raises(
+            errors.Refused, match="protocol 0, this worker 2: use images of one release"
+        ):
+            async with Session(config_for(scheduler.port), pool="reward", credits=8):
+                pass
         await scheduler.kill()
 
     run(main)
@@ -167,7 +183,7 @@ def test_leases_fenced_at_welcome_are_dropped_and_the_role_is_told() -> None:
             first, second = await anext(session), await anext(session)
             await scheduler.kill()
             newer = Scheduler(scheduler.port)
-            newer.welcome = Welcome(term=2, fenced=[LeaseId(term=1, number=1)])
+            newer.welcome = Welcome(protocol=PROTOCOL, term=2, fenced=[LeaseId(term=1, number=1)])
             await newer.start()
             event = await anext(session)
             assert isinstance(event, Cancelled)
@@ -226,7 +242,7 @@ def test_an_episode_between_turns_is_named_as_resident_until_its_next_turn() -> 
             step = await anext(session)
             await second.kill()
             third = Scheduler(scheduler.port)
-            third.welcome = Welcome(term=3, evicted=[Unit(group=9, index=0)])
+            third.welcome = Welcome(protocol=PROTOCOL, term=3, evicted=[Unit(group=9, index=0)])
             await third.start()
             await third.until(lambda: third.hellos)
             [held] = third.hellos[0].held

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 from roll_api import RLJob
-from roll_wire import session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from roll_wire import PROTOCOL, session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 from roll_wire.columns import pack_samples
 from roll_workers.runtime.config import WorkerConfig
@@ -106,6 +106,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         self.last_batch = 10**9  # batches beyond it are not complete yet
         self.finished_at = 10**9
         self.steps = 10**9  # of the job that was started last
+        self.keep_last = 2  # checkpoints, as in `job`
         self.validated = True  # otherwise the job is not over with its last step
         self.term = 0
         self.checkpoints: list[trainer_pb2.Checkpoint] = []  # newest first
@@ -159,6 +160,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         config = self.config(attempt, rank)
         config.spec.write_text(job.to_json())
         self.steps = job.spec.steps
+        self.keep_last = job.spec.checkpoint.keep_last
         log = (self.storage / f"trainer-{rank}.{attempt}.log").open("w")
         variables = {
             "ROLL_JOB": config.job,
@@ -208,7 +210,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
             self.changed.wait_for(lambda: len(self._hellos[hello.attempt]) == self.world, 60)
         term = self._attempts[hello.attempt]
         yield session_pb2.ToWorker(
-            welcome=session_pb2.Welcome(term=1, trainer_term=term, lineage=1)
+            welcome=session_pb2.Welcome(protocol=PROTOCOL, term=1, trainer_term=term, lineage=1)
         )
         told = False
         while context.is_active() and not self._closed.wait(0.05):
@@ -267,6 +269,6 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
     def CommitCheckpoint(self, request: Any, context: Any) -> Any:
         self._note(f"commit {request.checkpoint.step}", request, context)
         self.checkpoints.insert(0, request.checkpoint)
-        gone = self.checkpoints[request.keep_last :]
-        del self.checkpoints[request.keep_last :]
+        gone = self.checkpoints[self.keep_last :]
+        del self.checkpoints[self.keep_last :]
         return trainer_pb2.CheckpointReply(remove=[c.path for c in gone])

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import grpc.aio
-from roll_wire import session_pb2
+from roll_wire import PROTOCOL, session_pb2
 from roll_wire.columns import unpack_tasks
 from roll_wire.session_pb2 import Failure, FromWorker, Policy, PolicyVersion, Task, ToWorker
 
@@ -349,6 +349,12 @@ class Session:
             self._news.set()
 
     def _welcomed(self, welcome: session_pb2.Welcome) -> None:
+        if welcome.protocol != PROTOCOL:
+            raise Refused(
+                "protocol",
+                f"the scheduler speaks protocol {welcome.protocol}, this worker {PROTOCOL}: "
+                "use images of one release",
+            )
         # All calls of this trainer carry the term it began with.
         if self.config.role == "trainer" and self.trainer_term not in (0, welcome.trainer_term):
             raise Fenced(f"trainer term {welcome.trainer_term} has begun")
@@ -381,7 +387,7 @@ class Session:
             attempt=config.attempt,
             data=self._data,
             address=self.address,
-            protocol="1",
+            protocol=PROTOCOL,
         )
 
 

@@ -241,11 +241,7 @@ class Trainer:
         checkpoint = trainer_pb2.Checkpoint(
             step=step, lineage=self.lineage, path=path, digest=digest
         )
-        reply = self.calls.CommitCheckpoint(
-            trainer_pb2.CheckpointCommit(
-                checkpoint=checkpoint, keep_last=self.spec.checkpoint.keep_last
-            )
-        )
+        reply = self.calls.CommitCheckpoint(trainer_pb2.CheckpointCommit(checkpoint=checkpoint))
         self.checkpoints.remove(reply.remove)
 
     def close(self) -> None:

@@ -6,11 +6,13 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from roll_operator.scheduler import record
 from roll_operator.scheduler.lifecycle import (
     SAMPLE_ENDS,
+    Block,
     Group,
     GroupState,
-    Row,
+    Part,
     SampleState,
     Stage,
     Unit,
@@ -31,9 +33,10 @@ def read_groups(db: sqlite3.Connection, graph: StageGraph, ids: Sequence[int]) -
             found[group.id] = group
         for row in db.execute(f"SELECT * FROM units WHERE group_id IN ({marks})", chunk):
             _own_story(found.get(row[0]), row)
-        order = "ORDER BY group_id, idx, life, no"
-        for row in db.execute(f"SELECT * FROM parts WHERE group_id IN ({marks}) {order}", chunk):
-            _add_part(found.get(row[0]), row)
+        query = f"SELECT group_id, packed FROM parts WHERE group_id IN ({marks}) ORDER BY rowid"
+        for group_id, packed in db.execute(query, chunk):
+            if group_id in found:
+                found[group_id].record.append(packed)
     groups = [found[i] for i in ids if i in found]
     for group in groups:
         _place(group, graph)
@@ -72,36 +75,31 @@ def _own_story(group: Group | None, row: Sequence[Any]) -> None:
         unit.state = SampleState(state)
 
 
-def _add_part(group: Group | None, row: Row) -> None:
-    unit = _unit(group, int(row[1]))
-    if unit is not None and row[2] == unit.life:
-        unit.rows.append(row)
-
-
 def _place(group: Group, graph: StageGraph) -> None:
     """Where each unit stands follows from what it has."""
+    parts = record.by_unit(group)
     spread = None
     if group.lead is not None:
-        spread = _walk(group.lead, graph)
-        if group.lead.rows:
+        spread = _walk(group.lead, parts.get(-1, ()), graph)
+        if group.lead.places:
             group.lead.state = SampleState.SCORED
     for unit in group.units:
-        if group.lead is not None and group.lead.rows:
+        if group.lead is not None and group.lead.places:
             unit.stage = spread or Stage.GENERATE
-        following = _walk(unit, graph)
-        if following is None and unit.rows and unit.state not in SAMPLE_ENDS:
+        following = _walk(unit, parts.get(unit.index, ()), graph)
+        if following is None and unit.places and unit.state not in SAMPLE_ENDS:
             unit.state = SampleState.SCORED
     group.unfinished = sum(u.state is SampleState.WAITING for u in group.units)
 
 
-def _walk(unit: Unit, graph: StageGraph) -> str | None:
+def _walk(unit: Unit, parts: Iterable[Part], graph: StageGraph) -> str | None:
     """Replay the unit's parts; returns the stage that it waits for, or None when it has its reward."""
     following: str | None = unit.stage
-    for part in unit.parts:
+    for part in parts:
+        unit.add((Block(part.segment, 0), part.start, part.length), part.lease)
         unit.tokens += part.tokens
         unit.oldest = _least(unit.oldest, part.oldest)
         unit.newest = _most(unit.newest, part.newest)
-        unit.since = part.at
         if part.partial:
             unit.kept += part.tokens
             continue

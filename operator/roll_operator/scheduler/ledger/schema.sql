@@ -9,14 +9,13 @@ CREATE INDEX IF NOT EXISTS live_groups ON groups(state) WHERE state IN (1, 3);
 CREATE TABLE IF NOT EXISTS units (
   group_id INTEGER, idx INTEGER, state INTEGER NOT NULL, cause TEXT NOT NULL, failures INTEGER NOT NULL,
   life INTEGER NOT NULL, PRIMARY KEY (group_id, idx)) WITHOUT ROWID;
--- Appended in the order of arrival, with an index: rows in the order of their key would touch as many
+-- What one message of a worker added to one group: its parts (`record.FORMAT`), packed, and the segment of their
+-- payloads. Appended in the order of arrival, with an index: rows in the order of their key would touch as many
 -- pages in each commit as there are groups in flight.
 CREATE TABLE IF NOT EXISTS parts (
-  group_id INTEGER, idx INTEGER, life INTEGER, no INTEGER, stage TEXT NOT NULL, turn INTEGER NOT NULL,
-  partial INTEGER NOT NULL, segment INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL,
-  checksum INTEGER NOT NULL, tokens INTEGER NOT NULL, oldest INTEGER, newest INTEGER, reward REAL,
-  worker TEXT NOT NULL, lease INTEGER NOT NULL, at REAL NOT NULL, done INTEGER NOT NULL);
-CREATE UNIQUE INDEX IF NOT EXISTS parts_of ON parts(group_id, idx, life, no);
+  group_id INTEGER NOT NULL, worker TEXT NOT NULL, at REAL NOT NULL, segment INTEGER NOT NULL,
+  packed BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS parts_of ON parts(group_id);
 CREATE TABLE IF NOT EXISTS failures (
   group_id INTEGER, idx INTEGER, stage TEXT, turn INTEGER, attempt INTEGER, cause TEXT, message TEXT,
   worker TEXT, lease INTEGER, at REAL);

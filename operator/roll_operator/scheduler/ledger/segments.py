@@ -13,7 +13,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roll_operator.scheduler.state import Payload, Place
+from roll_operator.scheduler.lifecycle import Block
+from roll_operator.scheduler.state import Payload
 
 SEGMENT_BYTES = 32 << 20
 RECENT_BYTES = 32 << 20  # kept in memory: up to twice as much, and what is not yet written
@@ -29,6 +30,10 @@ class Run:
     start: int
     payloads: list[Payload] = field(default_factory=list)
 
+    @property
+    def end(self) -> tuple[int, int]:
+        return self.segment, self.start + sum(map(len, self.payloads))
+
 
 class SegmentStore:
     """`append`, `read`, `take` and `done` belong to one thread, `write` to the thread that commits."""
@@ -39,8 +44,8 @@ class SegmentStore:
         self._files: dict[int, int] = {}
         self._readers: dict[int, int] = {}
         self._runs: list[Run] = []  # not yet written
-        self._recent: dict[tuple[int, int], Payload] = {}
-        self._older: dict[tuple[int, int], Payload] = {}
+        self._recent: list[Block] = []
+        self._older: list[Block] = []
         self._recent_bytes = 0
         self._segment = 0
         self._offset = 0
@@ -56,7 +61,7 @@ class SegmentStore:
             if int(stale.stem) > segment:
                 stale.unlink()
 
-    def append(self, payload: Payload) -> Place:
+    def append(self, payload: Payload) -> Block:
         length = len(payload)
         start = self._offset
         if start + length > self._room:
@@ -66,23 +71,22 @@ class SegmentStore:
             self._runs.append(Run(self._segment, 0))
         elif not self._runs:
             self._runs.append(Run(self._segment, start))
-        segment = self._segment
+        block = Block(self._segment, start, payload)
         self._runs[-1].payloads.append(payload)
-        self._recent[segment, start] = payload
+        self._recent.append(block)
         self._offset = start + length
         self._recent_bytes += length + ENTRY_BYTES
-        return segment, start, length
+        return block
 
-    def read(self, segment: int, start: int, length: int) -> Payload:
-        if not length:
-            return b""  # shares its start with the next one
-        place = segment, start
-        held = self._recent.get(place)
-        if held is None:
-            held = self._older.get(place)
-        if held is not None:
-            return held
-        return os.pread(self._reader(segment), length, start)
+    def read(self, block: Block, first: int, length: int) -> Payload:
+        """A stretch of a block."""
+        if block.data is not None:
+            return block.data[first : first + length]
+        return self.read_at(block.segment, block.start + first, length)
+
+    def read_at(self, segment: int, start: int, length: int) -> bytes:
+        """From the disk."""
+        return os.pread(self._reader(segment), length, start) if length else b""
 
     def take(self) -> list[Run]:
         """What is to be written with the next commit; readable from memory until it is."""
@@ -92,7 +96,9 @@ class SegmentStore:
     def done(self) -> None:
         """What was taken is written. Only here is memory given up: the older half is on disk by now."""
         if self._recent_bytes > RECENT_BYTES:
-            self._older, self._recent, self._recent_bytes = self._recent, {}, 0
+            for block in self._older:
+                block.data = None
+            self._older, self._recent, self._recent_bytes = self._recent, [], 0
 
     def write(self, runs: list[Run]) -> None:
         """Write payloads that lie end to end at once, then sync each segment touched."""

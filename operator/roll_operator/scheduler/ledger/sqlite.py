@@ -14,11 +14,12 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from roll_operator.scheduler import flow
+from roll_operator.scheduler import leases
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, Run, SegmentStore
 from roll_operator.scheduler.lifecycle import (
@@ -29,11 +30,13 @@ from roll_operator.scheduler.lifecycle import (
     SampleState,
     Stage,
 )
+from roll_operator.scheduler.record import PART_BYTES
 from roll_operator.scheduler.roster import Roster
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.slots import Slots
 from roll_operator.scheduler.state import (
     COMPLETE,
+    COUNTED,
     Batch,
     CheckpointRow,
     JobState,
@@ -44,11 +47,11 @@ from roll_operator.scheduler.state import (
 )
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-FORMAT = 1
+FORMAT = 2
 STATEMENTS = {
     "groups": "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
     "units": "INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)",
-    "parts": "INSERT INTO parts VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "parts": "INSERT INTO parts VALUES (?,?,?,?,?)",
     "failures": "INSERT INTO failures VALUES (?,?,?,?,?,?,?,?,?,?)",
     "batches": "INSERT OR REPLACE INTO batches VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     "steps": "INSERT OR REPLACE INTO steps VALUES (?,?,?,?,?)",
@@ -66,6 +69,8 @@ STATEMENTS = {
 }
 
 
+META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+
 # Tables whose rows are pruned, with the column that names the group.
 FOLDED = (
     ("parts", "group_id"),
@@ -74,8 +79,8 @@ FOLDED = (
     ("groups", "id"),
 )
 # sqlite3 gives the interpreter's lock away for each execution and then waits to get it back from the
-# thread that decides: one execution inserts so many rows, then the rest in smaller numbers.
-ROWS_AT_ONCE = (128, 16)
+# thread that decides: one execution inserts up to so many rows.
+MOST_ROWS = 256
 
 
 class LedgerError(RuntimeError):
@@ -110,20 +115,20 @@ class SqliteLedger:
         """Make it durable: payloads first, then every row in one transaction."""
         if payloads:
             self.store.write(payloads)
+            writes.meta["tail"] = payloads[-1].end
         dead: set[int] = set()
         with transaction(self._db) as db:
             for name, statement in STATEMENTS.items():
                 batch = getattr(writes, name)
+                if not batch:
+                    continue
                 if statement.startswith("INSERT"):
                     _insert(db, statement, batch)
-                elif batch:
+                else:
                     db.executemany(statement, batch)
             if writes.fold is not None:
                 dead = _fold(db, *writes.fold, self.store.segments())
-            db.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-                [(key, json.dumps(value)) for key, value in writes.meta.items()],
-            )
+            _insert(db, META, [(key, json.dumps(value)) for key, value in writes.meta.items()])
         if dead:
             self.store.drop(dead)
 
@@ -139,20 +144,13 @@ class SqliteLedger:
     def open(self, now: float) -> JobState:
         """Begin a new term on what the last commit left."""
         meta = read_meta(self._db)
-        if meta.get("format", FORMAT) != FORMAT:
-            raise LedgerError(f"{self._path}: written by another version (format {meta['format']})")
+        check_format(meta, self._path)
         term = int(meta.get("term", 0)) + 1
         name = str(meta.get("ledger") or uuid.uuid4().hex)
         with transaction(self._db) as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-                [
-                    ("term", json.dumps(term)),
-                    ("format", json.dumps(FORMAT)),
-                    ("ledger", json.dumps(name)),
-                ],
-            )
-        self.store.resume(*_tail(self._db))
+            opening = {"term": term, "format": FORMAT, "ledger": name}
+            _insert(db, META, [(key, json.dumps(value)) for key, value in opening.items()])
+        self.store.resume(*meta.get("tail", (0, 0)))
         state = JobState(
             settings=self._settings,
             store=self.store,
@@ -169,14 +167,17 @@ class SqliteLedger:
 
 def _insert(db: sqlite3.Connection, statement: str, batch: Sequence[tuple[object, ...]]) -> None:
     """Many rows: as few executions as it takes."""
-    head, values = statement.split(" VALUES ")
     first = 0
-    for count in ROWS_AT_ONCE:
-        many = f"{head} VALUES {','.join([values] * count)}"
-        while first + count <= len(batch):
-            db.execute(many, list(chain.from_iterable(batch[first : first + count])))
-            first += count
-    db.executemany(statement, batch[first:])
+    while left := len(batch) - first:
+        count = min(MOST_ROWS, 1 << left.bit_length() - 1)  # few sizes: each is prepared once
+        db.execute(_many(statement, count), list(chain.from_iterable(batch[first : first + count])))
+        first += count
+
+
+@cache
+def _many(statement: str, count: int) -> str:
+    head, values = statement.split(" VALUES ")
+    return f"{head} VALUES {','.join([values] * count)}"
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -204,7 +205,21 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def read_meta(db: sqlite3.Connection) -> dict[str, Any]:
-    return {key: json.loads(value) for key, value in db.execute("SELECT key, value FROM meta")}
+    """By name; what the row "progress" holds stands beside the other rows."""
+    meta: dict[str, Any] = {
+        key: json.loads(value) for key, value in db.execute("SELECT key, value FROM meta")
+    }
+    meta.update(meta.get("progress", {}))
+    return meta
+
+
+def check_format(meta: dict[str, Any], path: Path) -> None:
+    found = meta.get("format", FORMAT)
+    if found != FORMAT:
+        raise LedgerError(
+            f"{path}: written by another release (format {found}, this one has {FORMAT}); "
+            "use that release, or start over with --fresh"
+        )
 
 
 def read_batch(row: Sequence[Any]) -> Batch:
@@ -224,17 +239,8 @@ def read_checkpoints(db: sqlite3.Connection) -> list[CheckpointRow]:
     return [CheckpointRow(*row) for row in db.execute(query)]
 
 
-def _tail(db: sqlite3.Connection) -> tuple[int, int]:
-    newest = db.execute("SELECT max(segment) FROM parts").fetchone()[0]
-    if newest is None:
-        return 0, 0
-    end = db.execute("SELECT max(start + length) FROM parts WHERE segment = ?", (newest,))
-    return newest, end.fetchone()[0]
-
-
 def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now: float) -> None:
-    for name in ("next_group", "cursor", "lineage", "formed", "reported", "published", "folded",
-                 "ending", "finished", "filtered_in_step", "ledger_lost"):  # fmt: skip
+    for name in (*COUNTED, "ledger_lost"):
         if name in meta:
             setattr(state, name, meta[name])
     # An error ended the run, not the job: whoever starts it again has changed something.
@@ -284,13 +290,13 @@ def _resume_group(state: JobState, group: Group, now: float) -> None:
         return
     if group.lead is not None and group.lead.state is SampleState.WAITING:
         state.pre_policy += len(group.kept)
-        flow.enqueue(state, group.lead, now)
+        leases.enqueue(state, group.lead, now)
         return
     for unit in group.units:
         if unit.state is SampleState.WAITING:
             if unit.stage == Stage.RESET:
                 state.pre_policy += 1
-            flow.enqueue(state, unit, now)
+            leases.enqueue(state, unit, now)
 
 
 def _fold(db: sqlite3.Connection, lineage: int, step: int, segments: set[int]) -> set[int]:
@@ -307,16 +313,16 @@ def _fold(db: sqlite3.Connection, lineage: int, step: int, segments: set[int]) -
     ids = [group[0] for group in groups]
     these = json.dumps(ids)
     ends = _ends(db, groups, these)
-    removed = {
-        table: db.execute(
-            f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))", (these,)
-        ).rowcount
-        for table, key in FOLDED
-    }
+    mine = "IN (SELECT value FROM json_each(?))"
+    (packed,) = db.execute(
+        f"SELECT total(length(packed)) FROM parts WHERE group_id {mine}", (these,)
+    ).fetchone()
+    for table, key in FOLDED:
+        db.execute(f"DELETE FROM {table} WHERE {key} {mine}", (these,))
     last = db.execute("SELECT digest FROM folds ORDER BY id DESC LIMIT 1").fetchone()
     row = (
         lineage, step, struct.pack(f"<{len(ids)}q", *ids), sum(group[1] for group in groups),
-        removed["parts"], json.dumps(ends), _contents(groups),
+        int(packed) // PART_BYTES, json.dumps(ends), _contents(groups),
     )  # fmt: skip
     db.execute(
         "INSERT INTO folds(lineage, step, groups, samples, parts, ends, contents, digest)"

@@ -7,6 +7,7 @@ import struct
 
 from roll_wire import control_pb2, session_pb2
 
+from roll_operator.scheduler import record
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.lifecycle import (
     SAMPLE_ENDS,
@@ -39,19 +40,11 @@ def read_story(
         return None
     unit = held.units[index]
     events = [_event(held.admitted, "admitted", "", step=held.step, position=held.position)]
-    everything = "SELECT * FROM parts WHERE group_id = ? AND idx IN (?, -1) ORDER BY idx, life, no"
-    for part in map(Part._make, db.execute(everything, (group, index))):
-        what = "partial" if part.partial else part.stage
-        detail: dict[str, object] = {
-            "turn": part.turn, "tokens": part.tokens, "lease": _lease(part.lease),
-        }  # fmt: skip
-        if unit.life:  # an episode that was begun again
-            detail["life"] = part.life
-        if part.oldest is not None:
-            detail["versions"] = f"{part.oldest}..{part.newest}"
-        if part.reward is not None:
-            detail["reward"] = part.reward
-        events.append(_event(part.at, what, part.worker, **detail))
+    everything = "SELECT worker, at, packed FROM parts WHERE group_id = ? ORDER BY rowid"
+    for worker, at, packed in db.execute(everything, (group,)):
+        for part in record.parts(packed):
+            if part.idx in (index, -1):
+                events.append(_added(part, worker, at, unit.life))
     failures = (
         "SELECT stage, turn, attempt, cause, message, worker, lease, at FROM failures"
         " WHERE group_id = ? AND idx IN (?, -1)"
@@ -82,6 +75,19 @@ def read_story(
         ),
         events=events,
     )
+
+
+def _added(part: Part, worker: str, at: float, lives: int) -> control_pb2.SampleEvent:
+    detail: dict[str, object] = {
+        "turn": part.turn, "tokens": part.tokens, "lease": _lease(part.lease),
+    }  # fmt: skip
+    if lives:  # an episode that was begun again
+        detail["life"] = part.life
+    if part.oldest is not None:
+        detail["versions"] = f"{part.oldest}..{part.newest}"
+    if part.reward is not None:
+        detail["reward"] = part.reward
+    return _event(at, "partial" if part.partial else part.stage, worker, **detail)
 
 
 def _end(db: sqlite3.Connection, group: Group, unit: Unit) -> tuple[str, float | None]:

@@ -1,0 +1,203 @@
+"""A message of results: stored together where each is just what was asked for.
+
+Invariant: a message leaves the state that its results would leave one by one. Nearly all of them come as they were
+asked for, and a look at each column costs a fraction of a look at each result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from typing import Any
+from zlib import crc32
+
+from roll_operator.scheduler import flow, record
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.leases import STORED, WAITING, enqueue, enqueue_together, leave
+from roll_operator.scheduler.lifecycle import (
+    KIND_OF,
+    POOL_OF,
+    REWARDED,
+    STEP,
+    VERSIONED,
+    Block,
+    Lease,
+    Row,
+    Stage,
+    Unit,
+    move_units,
+)
+from roll_operator.scheduler.state import JobState, Payload
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A message of results of one stage, in columns: entry i of each is about result i."""
+
+    stage: str
+    groups: Sequence[int]
+    indices: Sequence[int]
+    leases: Sequence[int]
+    turns: Sequence[int]
+    sizes: Sequence[int]
+    payloads: Payload  # end to end
+    tokens: Sequence[int]
+    lineages: Sequence[int]  # 0: nothing was sampled
+    oldest: Sequence[int]
+    newest: Sequence[int]
+    has_reward: Sequence[bool]
+    rewards: Sequence[float]
+    done: Sequence[bool]
+    resident: Sequence[bool]
+    base: Sequence[int]  # tokens of the turn that are on record already
+
+    def pieces(self) -> list[Payload]:
+        """Each payload, without a copy."""
+        whole = memoryview(self.payloads)
+        ends = list(accumulate(self.sizes))
+        return [whole[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """What `result` is to be told, one by one."""
+        for (
+            group, index, lease, turn, payload, tokens, lineage, oldest, newest, has_reward, reward,
+            done, resident, base,
+        ) in zip(
+            self.groups, self.indices, self.leases, self.turns, self.pieces(), self.tokens,
+            self.lineages, self.oldest, self.newest, self.has_reward, self.rewards, self.done,
+            self.resident, self.base, strict=True,
+        ):  # fmt: skip
+            yield {
+                "group": group, "index": index, "lease": lease, "turn": turn, "payload": payload,
+                "tokens": tokens, "oldest": oldest if lineage else None,
+                "newest": newest if lineage else None, "lineage": lineage or None,
+                "reward": reward if has_reward else None, "done": done, "resident": resident,
+                "base": base,
+            }  # fmt: skip
+
+
+def results(state: JobState, worker: Worker, arrived: Arrived, now: float) -> None:
+    """A message of results: together when each is just what was asked for, otherwise one by one."""
+    leases = _as_asked(state, worker, arrived)
+    if leases:
+        _store(state, worker, arrived, leases, now)
+        return
+    for said in arrived.each():
+        flow.result(state, worker, stage=arrived.stage, now=now, **said)
+
+
+def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
+    """The leases, if each is held, every result fits its own, and no episode or suspect is among them."""
+    stage, numbers = arrived.stage, arrived.leases
+    if worker.residents or worker.company or POOL_OF.get(stage) in (None, "environment"):
+        return []
+    if any(arrived.done) or any(arrived.resident) or any(arrived.base):
+        return []
+    held = worker.leases
+    leases = [held[number] for number in numbers if number in held]
+    if not len(numbers) == len(leases) == len(set(numbers)):
+        return []
+    units = [lease.unit for lease in leases]
+    fits = (
+        [unit.index for unit in units] == arrived.indices
+        and [unit.group.id for unit in units] == arrived.groups
+        and [lease.turn for lease in leases] == arrived.turns
+        and {lease.stage for lease in leases} == {stage}
+        and not any(unit.kept for unit in units)
+    )
+    return leases if fits and _storable(state, units, arrived) else []
+
+
+def _storable(state: JobState, units: Sequence[Unit], arrived: Arrived) -> bool:
+    """What `flow` asks of each, of all; False also when they differ in what they bring."""
+    if any(arrived.lineages):
+        if set(arrived.lineages) != {state.lineage}:
+            return False
+        floors = {group: state.min_version(group) for group in {unit.group for unit in units}}
+        for unit, oldest in zip(units, arrived.oldest, strict=True):
+            if oldest < floors[unit.group]:
+                return False
+    elif any(arrived.tokens):
+        return False
+    if not any(arrived.has_reward):
+        return state.settings.graph.after(arrived.stage, done=False) is not None
+    return all(arrived.has_reward) and all(map(math.isfinite, arrived.rewards))
+
+
+def _store(
+    state: JobState, worker: Worker, arrived: Arrived, leases: Sequence[Lease], now: float
+) -> None:
+    """Results that are just what was asked for."""
+    units = [lease.unit for lease in leases]
+    block = state.store.append(arrived.payloads)
+    rows = _rows(arrived, units, block)
+    places = zip(repeat(block), accumulate(arrived.sizes, initial=0), arrived.sizes, strict=False)
+    everyone, held = state.leases, worker.leases
+    for number, unit, place in zip(arrived.leases, units, places, strict=True):
+        del everyone[number], held[number]
+        unit.lease = None
+        unit.places.append(place)
+        unit.size += place[2]
+        unit.brought = number
+        if unit.failures:
+            state.touch_unit(unit)
+        unit.failures = unit.company = unit.issued = 0
+    if any(arrived.lineages):
+        for unit, tokens, oldest, newest in zip(
+            units, arrived.tokens, arrived.oldest, arrived.newest, strict=True
+        ):
+            flow.sampled(unit, tokens, oldest, newest)
+    following = state.settings.graph.after(arrived.stage, done=False)
+    _go_on_together(state, units, following, arrived.rewards)
+    first = 0
+    for after in range(1, len(units) + 1):
+        group = units[first].group
+        if after < len(units) and units[after].group is group:
+            continue
+        record.add(state, group, worker.pod, now, rows[first:after])
+        if following == STEP or (following and any(arrived.turns)):
+            for unit in units[first:after]:
+                enqueue(state, unit, now)
+        elif following:
+            enqueue_together(state, units[first:after], now)
+        first = after
+    state.out.acks.setdefault(worker.id, []).extend(zip(arrived.leases, repeat(STORED)))
+    worker.load -= len(units)
+    state.pools[worker.pool].offer(worker)
+    state.last_progress = now
+
+
+def _rows(arrived: Arrived, units: Sequence[Unit], block: Block) -> list[Row]:
+    """The parts that the results add: see `Part`."""
+    flags, oldest, newest = 0, arrived.oldest, arrived.newest
+    if any(arrived.lineages):
+        flags |= VERSIONED
+    else:
+        oldest = newest = [flow.NONE] * len(units)
+    if any(arrived.has_reward):
+        flags |= REWARDED
+    columns = (
+        arrived.indices, [unit.life for unit in units], [len(unit.places) for unit in units],
+        repeat(KIND_OF[arrived.stage]), arrived.turns, repeat(flags), repeat(block.segment),
+        accumulate(arrived.sizes, initial=block.start), arrived.sizes,
+        map(crc32, arrived.pieces()), arrived.tokens, oldest, newest, arrived.rewards, arrived.leases,
+    )  # fmt: skip
+    return list(zip(*columns, strict=False))
+
+
+def _go_on_together(
+    state: JobState, units: Sequence[Unit], following: Stage | None, rewards: Sequence[float]
+) -> None:
+    if following is None:
+        move_units(units, flow.SCORED)
+        for unit, reward in zip(units, rewards, strict=True):
+            unit.reward = reward
+            if unit.resident:
+                leave(state, unit, tell=True)
+        state.scored += units
+        return
+    move_units(units, WAITING)
+    for unit in units:
+        unit.stage = following

@@ -1,0 +1,116 @@
+"""Failures, retries, suspects, episodes that begin again.
+
+A failure never becomes a reward. Attempts are counted for failures that a worker reported and for
+crashes that a unit had to itself; units that shared a worker that died are only suspects, and are
+tried again in ever smaller company, so that one poison prompt does not condemn its neighbours.
+
+Samples that failed for good are put on `state.failed`: what follows for their group is decided in `groups`.
+"""
+
+from __future__ import annotations
+
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.leases import (
+    FENCED,
+    STORED,
+    WAITING,
+    current,
+    enqueue,
+    find,
+    leave,
+    release,
+)
+from roll_operator.scheduler.lifecycle import RESET, Cause, Lease, Unit, move_unit
+from roll_operator.scheduler.state import JobState
+
+# Company of a suspect: a worker's leases at its death, over this, down to one.
+SHRINK = 8
+
+
+def failure(
+    state: JobState,
+    worker: Worker,
+    *,
+    group: int,
+    index: int,
+    lease: int,
+    cause: str,
+    message: str,
+    now: float,
+) -> int:
+    """A worker reports that it could not bring a unit through its stage."""
+    unit = find(state, group, index)
+    held = current(state, worker, lease, unit) if unit is not None else None
+    if held is None:
+        state.ack(worker.id, lease, FENCED)
+        return FENCED
+    if cause == "returned":
+        leave(state, held.unit)
+        put_back(state, held, now)
+    else:
+        count_failure(state, held, Cause(cause), message, now)
+    state.ack(worker.id, lease, STORED)
+    return STORED
+
+
+def put_back(state: JobState, lease: Lease, now: float) -> None:
+    """The unit waits again, and nobody is to blame."""
+    unit = lease.unit
+    release(state, lease)
+    move_unit(unit, WAITING)
+    enqueue(state, unit, now)
+
+
+def suspect(state: JobState, lease: Lease, shared: int, why: Cause, now: float) -> None:
+    """The worker died, or fell silent, with `shared` leases: this one may be the reason."""
+    unit = lease.unit
+    if shared <= 1:
+        count_failure(state, lease, why, f"{lease.worker} ended while it held only this", now)
+        return
+    unit.company = max(1, min(shared, unit.company or shared) // SHRINK)
+    put_back(state, lease, now)
+
+
+def count_failure(state: JobState, lease: Lease, cause: Cause, message: str, now: float) -> None:
+    """Count the attempt, then try again, or end the sample for good."""
+    unit = lease.unit
+    unit.failures += 1
+    state.count(f"failures.{cause}")
+    state.last_failure = f"{lease.stage} failed ({cause}): {message}"
+    worker = state.workers.get(lease.worker)
+    state.writes.failures.append(
+        (
+            unit.group.id,
+            unit.index,
+            lease.stage,
+            lease.turn,
+            unit.failures,
+            str(cause),
+            message[:2000],
+            worker.pod if worker else "",
+            lease.id,
+            now,
+        )
+    )
+    state.touch_unit(unit)
+    release(state, lease)
+    move_unit(unit, WAITING)
+    if unit.failures < state.settings.max_attempts:
+        if cause is Cause.REPLAY and state.settings.graph.interactive:
+            restart(state, unit)
+        enqueue(state, unit, now)
+        return
+    state.failed.append((unit, cause))
+
+
+def restart(state: JobState, unit: Unit) -> None:
+    """The episode starts again from its reset; what it had stays on record as an earlier life."""
+    leave(state, unit, tell=True)
+    if unit.stage != RESET:
+        state.pre_policy += 1
+    unit.life += 1
+    unit.stage = state.settings.graph.first()
+    unit.turn = unit.kept = unit.tokens = 0
+    unit.oldest = unit.newest = None
+    unit.places, unit.size, unit.brought = [], 0, 0
+    state.touch_unit(unit)

@@ -1,0 +1,177 @@
+"""Leases: the right of one worker process to bring one unit through one stage.
+
+Invariant: a unit has at most one current lease, which its worker holds too, and a worker's load counts what it
+holds: its leases, and the episodes that live there between turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.lifecycle import (
+    GENERATE,
+    POOL_OF,
+    STEP,
+    Lease,
+    SampleState,
+    Unit,
+    lease_id,
+    move_units,
+    split_lease,
+)
+from roll_operator.scheduler.state import JobState
+
+STORED, DUPLICATE, FENCED = 1, 2, 3  # what becomes of a result or failure
+WAITING, LEASED = SampleState.WAITING, SampleState.LEASED
+
+
+def enqueue(state: JobState, unit: Unit, now: float) -> None:
+    """The unit waits for its stage: at the worker that keeps its episode, or in the pool's line."""
+    unit.since = now
+    if unit.resident and unit.stage == STEP:
+        worker = state.workers.get(unit.resident)
+        if worker is not None:
+            if worker.connected:
+                grant(state, now, [unit], worker)
+            return  # a broken stream: it waits until its episode is back, or lost
+    state.next_ticket += 1
+    state.pool(POOL_OF[unit.stage]).enqueue(unit, state.next_ticket)
+
+
+def enqueue_together(state: JobState, units: Sequence[Unit], now: float) -> None:
+    """Units of one group that wait for the same stage of the same turn; no episode or suspect among them."""
+    for unit in units:
+        unit.since = now
+    state.pool(POOL_OF[units[0].stage]).enqueue_together(units, state.next_ticket + 1)
+    state.next_ticket += len(units)
+
+
+def grant(state: JobState, now: float, units: Sequence[Unit], worker: Worker) -> None:
+    """Lease units of one group, which wait for the same stage, to the worker."""
+    first = units[0]
+    stage = first.stage
+    floor = None
+    if stage == GENERATE:
+        needed, held = state.min_version(first.group), worker.version
+        floor = needed if held is None or held < needed else held
+    deadline = now + state.settings.no_progress
+    number = lease_id(state.term, state.next_lease)
+    state.next_lease += len(units)
+    granted = []
+    for unit in units:
+        if stage == STEP and unit.resident and unit.resident != worker.id:
+            leave(state, unit, tell=True)  # replayed elsewhere
+        if unit.issued:
+            state.count("redone")
+        unit.issued += 1
+        granted.append(Lease(number, unit, worker.id, stage, unit.turn, deadline, floor, now))
+        number += 1
+    hold(state, granted, worker)
+    state.out.assign.setdefault(worker.id, []).extend(granted)
+
+
+def hold(state: JobState, leases: Sequence[Lease], worker: Worker) -> None:
+    """Make each lease its unit's current one, held by the worker."""
+    units = [lease.unit for lease in leases]
+    move_units(units, LEASED)
+    everyone, held, residents = state.leases, worker.leases, worker.residents
+    for lease, unit in zip(leases, units, strict=True):
+        unit.lease = everyone[lease.id] = held[lease.id] = lease
+        if not residents or unit.key not in residents:
+            worker.load += 1
+        if unit.company:
+            worker.company = min(worker.company, unit.company) if worker.company else unit.company
+    state.pools[worker.pool].offer(worker)
+
+
+def release(state: JobState, lease: Lease) -> None:
+    """The lease is over, whatever its outcome; its credit is free again."""
+    unit = lease.unit
+    unit.lease = None
+    state.leases.pop(lease.id, None)
+    worker = state.workers.get(lease.worker)
+    if worker is None or worker.leases.pop(lease.id, None) is None:
+        return
+    if not worker.residents or unit.key not in worker.residents:
+        worker.load -= 1
+    if worker.company:
+        worker.company = min(
+            (x.unit.company for x in worker.leases.values() if x.unit.company), default=0
+        )
+    state.pools[worker.pool].offer(worker)
+
+
+def settle(state: JobState, unit: Unit, worker: Worker, *, resident: bool) -> None:
+    """Keep or end the unit's residence at the worker, whose lease on it is about to be released."""
+    if resident:
+        worker.residents.add(unit.key)
+        unit.resident = worker.id
+    else:
+        leave(state, unit)
+
+
+def leave(state: JobState, unit: Unit, *, tell: bool = False) -> None:
+    """The unit's episode, if some worker keeps one, is over."""
+    if not unit.resident:
+        return
+    worker = state.workers.get(unit.resident)
+    unit.resident = ""
+    if worker is None or unit.key not in worker.residents:
+        return
+    worker.residents.discard(unit.key)
+    if unit.lease is None or unit.lease.worker != worker.id:
+        worker.load -= 1
+    if tell:
+        state.out.evict.setdefault(worker.id, []).append(unit.key)
+    state.pool(worker.pool).offer(worker)
+
+
+def find(state: JobState, group: int, index: int) -> Unit | None:
+    held = state.groups.get(group)
+    if held is None:
+        return None
+    if index < 0:
+        return held.lead
+    return held.units[index] if index < held.size else None
+
+
+def current(state: JobState, worker: Worker, lease: int, unit: Unit | None) -> Lease | None:
+    """The lease if it is the unit's current one, held by this worker."""
+    held = state.leases.get(lease)
+    return held if held is not None and held.worker == worker.id and held.unit is unit else None
+
+
+def adoptable(
+    state: JobState, worker: Worker, lease: int, unit: Unit, stage: str, turn: int
+) -> bool:
+    """A lease of an earlier scheduler that no newer one has replaced, for a stage that the worker serves."""
+    return (
+        split_lease(lease)[0] < state.term
+        and unit.state is WAITING
+        and unit.stage == stage
+        and POOL_OF[unit.stage] == worker.pool
+        and unit.turn == turn
+        # Issued before what is on record: a lease of an earlier life of the episode.
+        and lease >= unit.brought
+    )
+
+
+def adopt(
+    state: JobState, worker: Worker, lease: int, unit: Unit, now: float, floor: int | None
+) -> Lease:
+    if unit.ticket:
+        state.pool(POOL_OF[unit.stage]).withdraw(unit)
+    adopted = Lease(
+        id=lease,
+        unit=unit,
+        worker=worker.id,
+        stage=unit.stage,
+        turn=unit.turn,
+        deadline=now + state.settings.no_progress,
+        floor=floor,
+        granted=now,
+    )
+    unit.issued += 1
+    hold(state, [adopted], worker)
+    return adopted
