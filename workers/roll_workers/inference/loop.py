@@ -25,6 +25,7 @@ from roll_wire.session_pb2 import Failure, Policy, Task
 from roll_workers.builtin.models import resolve_model
 from roll_workers.inference.engines import Delta, Engine, open_engine
 from roll_workers.inference.rollout import CannotStart, Rollout, Sampling
+from roll_workers.memory import keep_freed_memory
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.outbox import Key
 from roll_workers.runtime.session import (
@@ -48,6 +49,7 @@ RETRY_SECONDS = 1.0
 
 async def main(config: WorkerConfig, job: RLJob) -> None:
     """Serves the pool `policy` until drained. UserError where the model can't be loaded."""
+    keep_freed_memory()
     folder = resolve_model(job.spec.model.path, config.storage, config.source)
     engine = open_engine(job, folder)
     cache = config.storage / "weights-cache" / config.pod

@@ -6,7 +6,6 @@ Invariant: the same model, batches, ranks, threads and micro-batch size give the
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from roll_api import JobSpec
 from torch import Tensor
 
 from roll_workers.builtin.models import context_length
+from roll_workers.memory import keep_freed_memory
 from roll_workers.trainer.algorithms import log_probs_and_entropy
 from roll_workers.trainer.batch import TokenBatch
 from roll_workers.trainer.strategies import LossFn, NonFinite, Policy
@@ -191,13 +191,4 @@ def _same_bits_every_time(threads: int) -> None:
     torch.use_deterministic_algorithms(True)
     # Otherwise every fresh tensor is filled with NaN first.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
-    _keep_freed_memory()
-
-
-def _keep_freed_memory() -> None:
-    """Lets glibc keep what tensors give back: page faults of ever new mappings cost a quarter of a step."""
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, (1 << 31) - 1)
+    keep_freed_memory()
