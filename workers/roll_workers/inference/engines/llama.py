@@ -1,14 +1,16 @@
 """Passes of the Llama family (Llama, Qwen2) written out for a CPU in float32: what decoding a small model needs.
 
 Query, key and value are one matrix product, gate and up another; prompts are packed end to end, so that only
-attention sees padding; the first layer's projections are looked up, since its input is the token alone.
+attention sees padding; the first layer's projections are looked up, since its input is the token alone. Into
+the matrix of query, key and value go the norm before it and the scale of the scores; its rows are put so that
+the two halves of a pair lie side by side, which makes the rotation one complex product and changes no score.
 
 Invariants:
-- the model's parameters are views into the fused matrices: weights that are copied into the model are the
-  weights computed with, once `changed` was called;
+- gate and up of the model are views into their fused matrix, query, key and value are copied by `changed`:
+  weights that are copied into the model are the weights computed with, once it was called;
 - position t of slot s lies in the block that covers t, at row s of that block; what lies beyond a sequence's
   length is finite and masked out. Blocks are made and dropped whole: longer sequences move nothing, and the
-  batched product reads a block as it lies in memory.
+  batched product reads the part of a block that is in use as it lies in memory.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from roll_workers.inference.engines import Tokens
 from roll_workers.inference.engines.kv import Indices, capacity_for
 
 LOOKED_UP = 4096  # tokens of the largest vocabulary whose first projections are kept
+FIRST_BLOCK, BLOCK = 16, 64  # positions: a product of fewer than 16 is no batched one
 
 
 class Llama:
@@ -38,17 +41,19 @@ class Llama:
         self.width = self.layers[0].self_attn.head_dim
         self.scaling = self.layers[0].self_attn.scaling
         self.turned = self.heads + self.groups
-        self.qkv = [
-            _fused(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
-            for layer in self.layers
-        ]
-        self.gate_up = [_fused(layer.mlp.gate_proj, layer.mlp.up_proj)[0] for layer in self.layers]
+        half = torch.arange(self.width // 2)
+        side_by_side = torch.stack([half, half + self.width // 2], 1).reshape(-1)
+        turned = torch.arange(self.turned)[:, None] * self.width + side_by_side
+        straight = torch.arange(self.groups * self.width) + turned.numel()
+        self.order = torch.cat([turned.reshape(-1), straight])
+        self.gate_up = [_fused(layer.mlp.gate_proj, layer.mlp.up_proj) for layer in self.layers]
         self.capacity = 0
         self.edges = [0]  # of the blocks, in positions
         self.blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]  # keys, values
         self.changed()
 
     def changed(self) -> None:
+        self.qkv = [self._folded(layer) for layer in self.layers]
         embeddings = self.model.model.embed_tokens.weight
         self.first = None
         if embeddings.shape[0] <= LOOKED_UP:
@@ -60,7 +65,7 @@ class Llama:
         if self.capacity * 3 // 4 < wanted <= self.capacity:
             return
         while self.edges[-1] < wanted:
-            end = capacity_for(self.edges[-1] + 1)
+            end = FIRST_BLOCK if len(self.edges) == 1 else self.edges[-1] // BLOCK * BLOCK + BLOCK
             shape = (self.slots, self.groups, end - self.edges[-1], self.width)
             for blocks in self.blocks:
                 blocks.append((torch.zeros(shape), torch.zeros(shape)))
@@ -73,10 +78,7 @@ class Llama:
         at = torch.arange(self.capacity)[None]
         cos, sin = self.model.model.rotary_emb(self.model.model.embed_tokens.weight, at)
         half = self.width // 2
-        # (a, b) becomes (a cos - b sin, b cos + a sin): the second factors belong to (b, a).
-        self.cos = cos[0].view(-1, 1, 2, half)
-        self.sin = sin[0].view(-1, 1, 2, half).clone()
-        self.sin[:, :, 0] *= -1
+        self.rotation = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
 
     def move(self, source: Indices, target: Indices, length: int) -> None:
         """Copy whole rows, to close the gaps that finished sequences left."""
@@ -98,11 +100,10 @@ class Llama:
         place = None
         if (lengths != longest).any():
             place = torch.from_numpy(np.repeat(np.arange(count), lengths) * longest + at)
-        cos, sin = self.cos[positions], self.sin[positions]
-        to, given = torch.from_numpy(rows), torch.from_numpy(of)
+        rotation = self.rotation[positions]
         x = F.embedding(ids, self.model.model.embed_tokens.weight)
         for number in range(len(self.layers)):
-            qkv = self._qkv(number, x, ids, cos, sin)
+            qkv = self._qkv(number, x, ids, rotation)
             if place is not None:
                 qkv = qkv.new_zeros(count * longest, *qkv.shape[1:]).index_copy_(0, place, qkv)
             q, k, v = (
@@ -110,14 +111,15 @@ class Llama:
                 .transpose(1, 2)
                 .split((self.heads, self.groups, self.groups), 1)
             )
+            # numpy's assignment takes a fifth of the time of torch's, here and in `decode`.
             for begin, (keys, values) in zip(self.edges, self.blocks[number], strict=False):
                 if begin < longest:
                     end = min(longest, begin + keys.shape[2])
-                    keys[to, :, : end - begin] = k[given, :, begin:end]
-                    values[to, :, : end - begin] = v[given, :, begin:end]
+                    keys.numpy()[rows, :, : end - begin] = k.numpy()[of, :, begin:end]
+                    values.numpy()[rows, :, : end - begin] = v.numpy()[of, :, begin:end]
             # What pads a prompt lies behind it: causal attention never sees it.
             o = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=self.scaling, enable_gqa=self.groups != self.heads
+                q, k, v, is_causal=True, scale=1.0, enable_gqa=self.groups != self.heads
             )
             o = o.transpose(1, 2).reshape(count * longest, -1)
             if number == len(self.layers) - 1:
@@ -130,34 +132,37 @@ class Llama:
 
     def decode(self, last: Indices, positions: Indices) -> Tensor:
         """Logits after one more token of each of slots 0..len(last)-1."""
-        count = len(last)
+        count, longest = len(last), int(positions.max()) + 1
         ids, at = torch.from_numpy(last), torch.from_numpy(positions)
-        cos, sin = self.cos[at], self.sin[at]
-        hidden = (np.arange(self.capacity) > positions[:, None]).astype(np.float32)
+        rotation = self.rotation[at]
+        used = [min(end, max(longest, FIRST_BLOCK)) for end in self.edges[1:]]
+        used = used[: used.index(max(used)) + 1]
+        hidden = (np.arange(used[-1]) > positions[:, None]).astype(np.float32)
         hidden *= np.finfo(np.float32).min
         mask = torch.from_numpy(hidden)[:, None]
         places = self._places(positions)
         share = self.heads // self.groups
         x = F.embedding(ids, self.model.model.embed_tokens.weight)
         for number, blocks in enumerate(self.blocks):
-            qkv = self._qkv(number, x, ids, cos, sin)
+            qkv = self._qkv(number, x, ids, rotation)
             q = qkv[:, : self.heads].reshape(count * self.groups, share, self.width)
             k = qkv[:, self.heads : self.turned].reshape(-1, self.width).numpy()
             v = qkv[:, self.turned :].reshape(-1, self.width).numpy()
-            # numpy's assignment takes a fifth of the time of torch's.
             for block, of, to in places:
                 for new, old in zip((k, v), blocks[block], strict=True):
                     old.view(-1, self.width).numpy()[to] = new if of is None else new[of]
-            # Every operand whole and contiguous: otherwise torch multiplies one small matrix at a time.
-            scores = torch.cat(
-                [torch.bmm(q, keys[:count].flatten(0, 1).transpose(1, 2)) for keys, _ in blocks],
-                -1,
+            keys, values = (
+                [
+                    block[part][:count].flatten(0, 1)[:, : end - begin]
+                    for begin, end, block in zip(self.edges, used, blocks, strict=False)
+                ]
+                for part in (0, 1)
             )
-            seen = torch.add(mask, scores.view(count, self.heads, -1), alpha=self.scaling)
-            p = seen.softmax(-1).view(scores.shape)
+            scores = torch.cat([torch.bmm(q, each.transpose(1, 2)) for each in keys], -1)
+            p = scores.view(count, self.heads, -1).add_(mask).softmax(-1).view(scores.shape)
             o = torch.zeros(q.shape)
-            for begin, end, (_, values) in zip(self.edges, self.edges[1:], blocks, strict=False):
-                o += torch.bmm(p[..., begin:end].contiguous(), values[:count].flatten(0, 1))
+            for begin, end, each in zip(self.edges, used, values, strict=False):
+                o.baddbmm_(p[..., begin:end], each)
             x = self._after_attention(number, x, o.view(count, -1))
         return self._logits(x)
 
@@ -174,48 +179,57 @@ class Llama:
             found.append((number, None if whole else pairs, pairs * size + offset))
         return found
 
-    def _qkv(self, number: int, x: Tensor, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _qkv(self, number: int, x: Tensor, ids: Tensor, rotation: Tensor) -> Tensor:
         """[tokens, heads, width], queries and keys turned to their positions."""
         if number == 0 and self.first is not None:
             made = self.first.index_select(0, ids)
         else:
             made = self._project(number, x)
         made = made.view(len(ids), -1, self.width)
-        pairs = made[:, : self.turned].unflatten(-1, (2, self.width // 2))
-        pairs.copy_(torch.addcmul(pairs * cos, pairs.flip(2), sin))
+        pairs = made[:, : self.turned].unflatten(-1, (self.width // 2, 2))
+        torch.view_as_complex(pairs).mul_(rotation)
         return made
 
     def _project(self, number: int, x: Tensor) -> Tensor:
-        weight, bias = self.qkv[number]
-        return F.linear(self._normed(x, self.layers[number].input_layernorm), weight, bias)
+        return F.linear(self._normed(x), *self.qkv[number])
+
+    def _folded(self, layer: Any) -> tuple[Tensor, Tensor | None]:
+        """Matrix and bias that make turnable queries, scaled, and keys and values of `_normed` states."""
+        attention = layer.self_attn
+        three = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = torch.cat([linear.weight for linear in three])[self.order]
+        weight *= layer.input_layernorm.weight
+        weight[: self.heads * self.width] *= self.scaling
+        if three[0].bias is None:
+            return weight, None
+        bias = torch.cat([linear.bias for linear in three])[self.order]
+        bias[: self.heads * self.width] *= self.scaling
+        return weight, bias
 
     def _after_attention(self, number: int, x: Tensor, o: Tensor) -> Tensor:
         layer = self.layers[number]
         x = torch.addmm(x, o, layer.self_attn.o_proj.weight.t())
-        gate_up = F.linear(self._normed(x, layer.post_attention_layernorm), self.gate_up[number])
+        normed = self._normed(x).mul_(layer.post_attention_layernorm.weight)
+        gate_up = F.linear(normed, self.gate_up[number])
         gate, up = gate_up.chunk(2, 1)
         return torch.addmm(x, F.silu(gate).mul_(up), layer.mlp.down_proj.weight.t())
 
-    def _normed(self, x: Tensor, norm: Any) -> Tensor:
+    def _normed(self, x: Tensor) -> Tensor:
+        """Without the norm's weight."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = size.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
-        return (x * inverse).mul_(norm.weight)
+        return x * size.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
 
     def _logits(self, x: Tensor) -> Tensor:
-        return F.linear(self._normed(x, self.model.model.norm), self.model.lm_head.weight)
+        normed = self._normed(x).mul_(self.model.model.norm.weight)
+        return F.linear(normed, self.model.lm_head.weight)
 
 
-def _fused(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """One matrix and bias of several, which become views into it."""
+def _fused(*linears: nn.Linear) -> Tensor:
+    """One matrix of several, which become views into it."""
     weight = torch.cat([linear.weight.data for linear in linears])
-    bias = None
-    if linears[0].bias is not None:
-        bias = torch.cat([linear.bias.data for linear in linears])
     begin = 0
     for linear in linears:
         end = begin + linear.weight.shape[0]
         linear.weight.data = weight[begin:end]
-        if bias is not None:
-            linear.bias.data = bias[begin:end]
         begin = end
-    return weight, bias
+    return weight
