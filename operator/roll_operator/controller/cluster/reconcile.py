@@ -70,6 +70,7 @@ class Reconciler:
         entry = self._store.job(key)
         if entry is None or entry.deleting:
             self._links.point(key, None)
+            self._status.turns.leave(key)
             return None
         if entry.problem or entry.invalid:
             await self._judge(entry)

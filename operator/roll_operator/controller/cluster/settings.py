@@ -37,7 +37,7 @@ class Settings:
     qps: float = 200.0
     burst: float = 400.0
     status_qps: float = 20.0
-    workers: int = 16
+    workers: int = 32
     log_level: str = "INFO"
 
     @property
