@@ -97,7 +97,7 @@ def test_all_problems_of_all_files_are_told_with_line_and_key(tmp_path: Path) ->
     as_json = roll("validate", "one.yaml", "two.yaml", "-o", "json", cwd=tmp_path)
     assert as_json.returncode == 2
     problems = json.loads(as_json.stdout)
-    assert {"file", "line", "key_path", "message"} == set(problems[0])
+    assert {"file", "line", "key_path", "message", "severity"} == set(problems[0])
     assert {p["file"] for p in problems} == {"one.yaml", "two.yaml"}
 
 

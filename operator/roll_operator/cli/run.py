@@ -15,6 +15,7 @@ from roll_api import InvalidJob, RLJob, load_job
 
 from roll_operator.backends.local import LocalBackend, free_port, port_is_free
 from roll_operator.backends.logs import tail
+from roll_operator.cli.named import check
 from roll_operator.cli.not_yet import refuse_what_is_not_there
 from roll_operator.cli.overrides import override
 from roll_operator.cli.validate import print_problems
@@ -40,6 +41,9 @@ def run_job(
     try:
         job = override(load_job(file), overrides)
         refuse_what_is_not_there(job, file)
+        checked = check(job, file)
+        if wrong := checked.errors + checked.warnings:
+            raise InvalidJob(wrong)
     except InvalidJob as error:
         print_problems(error.problems)
         return 2

@@ -29,7 +29,7 @@ def collect(job: RLJob, file: Path, include: Sequence[str] = ()) -> Files:
     """Raises InvalidJob with everything that is named and cannot go along."""
     root, found = file.resolve().parent, Files()
     wrong: list[tuple[Loc, str]] = []
-    for loc, name in _named(job.spec):
+    for loc, name in names_of_files(job.spec):
         try:
             found |= _taken(root, name, python=loc[-1] == "python")
         except _Wrong as error:
@@ -49,7 +49,7 @@ class _Wrong(Exception):
     """Why a path cannot go along."""
 
 
-def _named(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
+def names_of_files(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
     """Every key that may name a file."""
     yield ("model", "path"), spec.model.path
     if spec.model.reference is not None:

@@ -13,6 +13,7 @@ from roll_api import InvalidJob, RLJob, load_job
 
 from roll_operator.cli.archive import Archive, pack, size_text
 from roll_operator.cli.cluster.connection import Cluster, Manifest
+from roll_operator.cli.named import check
 from roll_operator.cli.not_yet import refuse_what_is_not_there
 from roll_operator.cli.source import collect
 from roll_operator.cli.validate import print_problems
@@ -30,6 +31,9 @@ def submit_job(
         job = load_job(file, cluster=True)
         refuse_what_is_not_there(job, file, cluster=True)
         files = collect(job, file, include)
+        checked = check(job, file)
+        if checked.errors:
+            raise InvalidJob(checked.errors)
     except InvalidJob as error:
         print_problems(error.problems)
         return 2

@@ -1,0 +1,136 @@
+"""What a job names, looked at before anything starts: files, what they define, rows, builtins, kinds.
+
+Invariant: nothing of the user's is run here, and nothing is said of what only a worker can know (hub ids, whether a
+file imports). What `check` finds is wrong wherever the job runs; an absolute path alone may be there on a cluster.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roll_api import JobSpec, Problem, RLJob, builtins
+from roll_api.problems import Loc, dotted
+
+from roll_operator.cli.rows import look_at_data
+from roll_operator.cli.source import DATA, HUB_ID, names_of_files
+
+ENGINES = ("transformers",)
+STRATEGIES = ("torch",)
+METHODS = ("reset", "step")
+
+
+@dataclass(slots=True)
+class Checked:
+    errors: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    """Absolute paths that are not there: on a cluster they may be."""
+    notes: list[str] = field(default_factory=list)
+
+
+def check(job: RLJob, file: Path) -> Checked:
+    root, found = file.resolve().parent, Checked()
+    wrong: list[tuple[Loc, str]] = list(_kinds(job.spec))
+    absent: list[tuple[Loc, str]] = []
+    for loc, name in names_of_files(job.spec):
+        python = loc[-1] == "python"
+        path = name.rpartition(":")[0] if python else name
+        if path.startswith(builtins.PREFIX):
+            model = loc[0] == "model"
+            said = builtins.unknown_model(path) if model else builtins.unknown_data(path)
+            wrong += [(loc, said)] if said else []
+            continue
+        place = root / Path(path).expanduser()
+        if not place.exists():
+            if python or _must_be_a_path(path, loc):
+                may_be_there = Path(path).expanduser().is_absolute()
+                missing = loc, f"there is no {'file' if python else 'file or folder'} {place}"
+                (absent if may_be_there else wrong).append(missing)
+            continue
+        if python:
+            wrong += [(loc, said) for said in _code(place, name, world=loc[0] == "environment")]
+        elif loc[0] == "model":
+            if not (place / "config.json").is_file():
+                wrong.append((loc, f"{place} is no Hugging Face folder: it has no config.json"))
+        else:
+            assert job.spec.data is not None
+            split = job.spec.data.train if loc[1] == "train" else job.spec.data.validation
+            assert split is not None
+            looked = look_at_data(place, split, job.spec.rewards)
+            wrong += [(loc, said) for said in looked.wrong]
+            found.notes += [looked.note] if looked.note else []
+    if wrong or absent:
+        from roll_api.document import read_document
+
+        document = read_document(file.read_text(encoding="utf-8"), str(file))
+        for these, into in ((wrong, found.errors), (absent, found.warnings)):
+            for loc, said in these:
+                key: Loc = ("spec", *loc)
+                into.append(Problem(str(file), document.line(key), dotted(key), said))
+    return found
+
+
+def _kinds(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
+    """What the contract has a word for, and no worker of this version can do."""
+    engine, strategy = spec.roles.inference.engine.kind, spec.roles.trainer.strategy.kind
+    if engine not in ENGINES:
+        said = f"{engine} is not supported yet, {' and '.join(ENGINES)} is"
+        yield ("roles", "inference", "engine", "kind"), said
+    if strategy not in STRATEGIES:
+        said = f"{strategy} is not supported yet, {' and '.join(STRATEGIES)} is"
+        yield ("roles", "trainer", "strategy", "kind"), said
+
+
+def _must_be_a_path(name: str, loc: Loc) -> bool:
+    """Whether it cannot be the id of a hub."""
+    if name.startswith((".", "/", "~")) or not HUB_ID.fullmatch(name):
+        return True
+    return loc[0] == "data" and name.endswith(DATA)
+
+
+def _code(place: Path, reference: str, *, world: bool) -> Iterator[str]:
+    name = reference.rpartition(":")[2]
+    try:
+        tree = ast.parse(place.read_bytes(), str(place))
+    except SyntaxError as error:
+        yield f"{place}, line {error.lineno}: {error.msg}"
+        return
+    except (OSError, ValueError) as error:
+        yield f"{place}: {error}"
+        return
+    defined = dict(_defined(tree.body))
+    if "*" in defined or "__getattr__" in defined:
+        return
+    if name not in defined:
+        known = [n for n, by in defined.items() if isinstance(by, _OWN) and n[0] != "_"]
+        yield f"{place} has no {name!r}" + (f"; it has {', '.join(known)}" if known else "")
+        return
+    by = defined[name]
+    if world and isinstance(by, ast.ClassDef) and not by.bases:
+        missing = [method for method in METHODS if method not in dict(_defined(by.body))]
+        if missing:
+            yield f"{place}, line {by.lineno}: {name} has no {' and no '.join(missing)}"
+
+
+_OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Names that a module or a class has after it ran, with what gave them; `*` for those that cannot be known."""
+    for statement in body:
+        if isinstance(statement, _OWN):
+            yield statement.name, statement
+            continue
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                yield alias.asname or alias.name.partition(".")[0], statement
+            continue
+        for node in ast.iter_child_nodes(statement):
+            if isinstance(node, ast.Name | ast.Tuple | ast.List):
+                for target in ast.walk(node):
+                    if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+                        yield target.id, statement
+        for block in ("body", "orelse", "finalbody"):
+            yield from _defined(getattr(statement, block, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from _defined(handler.body)

@@ -1,0 +1,104 @@
+"""The beginning of a data set, looked at: is every line a row, and has it what the job asks for?
+
+Invariant: no more than LINES lines are read, however large the file; workers read all of it before they start.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from roll_api.data import DataSource
+from roll_api.rewards import Reward
+
+LINES = 10_000
+TOLD = 10
+"""Different mistakes, and lines of each."""
+SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
+
+
+@dataclass(slots=True)
+class Looked:
+    wrong: list[str] = field(default_factory=list)
+    note: str = ""
+    """How much of a large file was looked at."""
+
+
+def look_at_data(place: Path, source: DataSource, rewards: Sequence[Reward]) -> Looked:
+    """`place` is there."""
+    if place.is_dir():
+        some = any(file.suffix in SUFFIXES for file in place.rglob("*"))
+        return Looked([] if some else [f"the folder {place} has no {', '.join(SUFFIXES)} files"])
+    try:
+        with place.open("rb") as file:
+            if place.suffix == ".parquet":
+                return Looked([] if file.read(4) == b"PAR1" else [f"{place} is not a parquet file"])
+            if place.suffix == ".arrow":
+                return Looked()
+            if place.suffix == ".json" and file.read(64).lstrip()[:1] == b"[":
+                return Looked(note=f"{place.name}, one JSON list, was not looked at")
+            file.seek(0)
+            return _look_at_lines(place, file, source, rewards)
+    except OSError as error:
+        return Looked([f"{place} cannot be read: {error.strerror}"])
+
+
+def _look_at_lines(
+    place: Path, lines: Any, source: DataSource, rewards: Sequence[Reward]
+) -> Looked:
+    rows, wrong = 0, dict[str, list[int]]()
+    for number, line in enumerate(islice(lines, LINES), start=1):
+        if line.strip():
+            rows += 1
+            for said in islice(_wrong_with(line, source, rewards), 1):
+                wrong.setdefault(said, []).append(number)
+    looked = Looked([f"{place}, {_numbers(at)}: {said}" for said, at in wrong.items()][:TOLD])
+    if len(wrong) > TOLD:
+        looked.wrong[-1] += "; and more"
+    if next(iter(lines), b""):
+        looked.note = f"the first {LINES} lines of {place.name} were looked at"
+    elif not rows:
+        looked.wrong.append(f"{place} has no rows")
+    return looked
+
+
+def _numbers(lines: list[int]) -> str:
+    if len(lines) == 1:
+        return f"line {lines[0]}"
+    more = f" and {len(lines) - TOLD} more" if len(lines) > TOLD else ""
+    return f"lines {', '.join(map(str, lines[:TOLD]))}{more}"
+
+
+def _wrong_with(line: bytes, source: DataSource, rewards: Sequence[Reward]) -> Iterator[str]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        yield f"not JSON: {error}"
+        return
+    if not isinstance(row, dict):
+        yield f"{type(row).__name__} instead of an object"
+        return
+    prompt, messages = row.get(source.prompt_key), row.get(source.messages_key)
+    if messages is None and not (isinstance(prompt, str) and prompt):
+        yield (
+            f"no text in {source.prompt_key!r} and no {source.messages_key!r}; its columns are "
+            f"{', '.join(row) or '(none)'}; promptKey and messagesKey name others"
+        )
+    tag = source.tag if row.get(source.tag_key) is None else str(row[source.tag_key])
+    judges = [reward for reward in rewards if not reward.tags or tag in reward.tags]
+    if rewards and not judges:
+        yield f"no reward has the tag {tag!r} of this row"
+    if row.get(source.answer_key) is None and any(map(_needs_answer, judges)):
+        yield f"no {source.answer_key!r}, which its rewards compare with; answerKey names another"
+
+
+def _needs_answer(reward: Reward) -> bool:
+    if reward.scorer.kind == "regex":
+        try:
+            return re.compile(str(reward.scorer.options.get("pattern", ""))).groups > 0
+        except re.error:  # the reward role says what is wrong with it
+            return False
+    return reward.scorer.kind in ("exactMatch", "math")

@@ -1,0 +1,214 @@
+"""What a job names is looked at before anything starts: all that is wrong is told at once, at its key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from roll_api import builtins, load_job
+from roll_operator.cli.named import Checked, check
+from roll_operator.cli.rows import LINES
+from roll_operator.cli.validate import validate_files
+from roll_workers.builtin import data, models
+from ruamel.yaml import YAML
+from support.objects import changed
+
+BASE: dict[str, Any] = {
+    "apiVersion": "roll.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "mine"},
+    "spec": {
+        "model": {"path": "builtin:tiny-qwen2"},
+        "data": {"train": {"path": "rows.jsonl"}},
+        "rewards": [{"name": "mine", "scorer": {"python": "rewards.py:score"}}],
+        "roles": {"inference": {}, "reward": {}, "environment": {}},
+    },
+}
+AGENTIC = {
+    "spec.pipeline": "Agentic",
+    "spec.rewards": [],
+    "spec.environment": {"python": "world.py:World"},
+}
+ROW = {"prompt": "1,2,3=", "answer": "3"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "rewards.py").write_text("def score(response):\n    return 1.0\n")
+    return tmp_path
+
+
+def written(folder: Path, changes: dict[str, Any], remove: list[str] | None = None) -> Path:
+    file = folder / "job.yaml"
+    with file.open("w") as out:
+        YAML().dump(changed(BASE, changes, remove), out)
+    return file
+
+
+def checked(folder: Path, changes: dict[str, Any], remove: list[str] | None = None) -> Checked:
+    file = written(folder, changes, remove)
+    return check(load_job(file), file)
+
+
+def errors(folder: Path, changes: dict[str, Any], remove: list[str] | None = None) -> list[str]:
+    found = checked(folder, changes, remove)
+    assert found.warnings == []
+    return [f"{p.key_path}: {p.message}".replace(f"{folder}/", "") for p in found.errors]
+
+
+def test_what_is_there_and_in_order_is_not_mentioned(folder: Path) -> None:
+    assert checked(folder, {}) == Checked()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def score(:\n", "rewards.py, line 1: invalid syntax"),
+        ("def scores(): ...\nx = 1\n", "rewards.py has no 'score'; it has scores"),
+        ("", "rewards.py has no 'score'"),
+        (None, "there is no file rewards.py"),
+    ],
+)
+def test_a_reward_that_cannot_be_called(folder: Path, code: str | None, said: str) -> None:
+    (folder / "rewards.py").unlink()
+    if code is not None:
+        (folder / "rewards.py").write_text(code)
+
+    assert errors(folder, {}) == [f"spec.rewards[0].scorer.python: {said}"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from others import score\n",
+        "from others import other as score\n",
+        "from others import *\n",
+        "score = lambda response: 1.0\n",
+        "score: object = print\n",
+        "try:\n    from fast import score\nexcept ImportError:\n    def score(): ...\n",
+        "if True:\n    pass\nelse:\n    async def score(): ...\n",
+        "a, score = 1, 2\n",
+        "def __getattr__(name): ...\n",
+    ],
+)
+def test_a_name_may_come_into_a_file_in_any_way(folder: Path, code: str) -> None:
+    (folder / "rewards.py").write_text(code)
+
+    assert errors(folder, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("class Other: ...\n", ["world.py has no 'World'; it has Other"]),
+        ("class World:\n    def reset(self, seed): ...\n", ["world.py, line 1: World has no step"]),
+        ("class World(Base): ...\n", []),
+        ("class World:\n    def reset(self): ...\n    def step(self, action): ...\n", []),
+    ],
+)
+def test_an_environment_needs_its_two_methods(folder: Path, code: str, said: list[str]) -> None:
+    (folder / "world.py").write_text(code)
+
+    found = errors(folder, AGENTIC, ["spec.data"])
+
+    assert found == [f"spec.environment.python: {words}" for words in said]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ["rows.jsonl has no rows"]),
+        ("[1]\n", ["rows.jsonl, line 1: list instead of an object"]),
+        (
+            '{"prompt": "1"}\n{"prompt"\n\n{"q": "1"}\n',
+            [
+                "rows.jsonl, line 2: not JSON: Expecting ':' delimiter: line 2 column 1 (char 10)",
+                "rows.jsonl, line 4: no text in 'prompt' and no 'messages'; its columns are q; "
+                "promptKey and messagesKey name others",
+            ],
+        ),
+    ],
+)
+def test_rows_that_cannot_be_used(folder: Path, text: str, said: list[str]) -> None:
+    (folder / "rows.jsonl").write_text(text)
+
+    assert errors(folder, {}) == [f"spec.data.train.path: {words}" for words in said]
+
+
+def test_the_lines_of_one_mistake_stand_together_ten_by_number(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n" + "[]\n" * 13)
+
+    assert errors(folder, {}) == [
+        "spec.data.train.path: rows.jsonl, lines 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more: "
+        "list instead of an object"
+    ]
+
+
+def test_ten_different_mistakes_are_told(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(f"[{' ' * n}\n" for n in range(13)))
+
+    found = errors(folder, {})
+
+    assert len(found) == 10
+    assert found[-1].endswith("; and more")
+
+
+def test_rows_need_an_answer_and_a_reward_where_they_are_judged_by_it(folder: Path) -> None:
+    rows = [ROW | {"tag": "a"}, {"prompt": "x", "tag": "a"}, ROW | {"tag": "b"}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    exact = {"name": "exact", "tags": ["a"], "scorer": {"kind": "exactMatch"}}
+
+    assert errors(folder, {"spec.rewards": [exact]}) == [
+        "spec.data.train.path: rows.jsonl, line 2: no 'answer', which its rewards compare with; "
+        "answerKey names another",
+        "spec.data.train.path: rows.jsonl, line 3: no reward has the tag 'b' of this row",
+    ]
+
+
+def test_of_a_large_file_the_beginning_is_looked_at_and_that_is_said(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * LINES + "nothing\n")
+
+    found = checked(folder, {})
+
+    assert found.errors == []
+    assert found.notes == [f"the first {LINES} lines of rows.jsonl were looked at"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model.path", "builtin:tiny-qwen3", "there is no builtin:tiny-qwen3; there are builtin:"),
+        ("model.path", "./model", "there is no file or folder model"),
+        ("data.train.path", "builtin:nothing/held-out", "there is no builtin:nothing; there are"),
+        ("data.train.path", "other.jsonl", "there is no file or folder other.jsonl"),
+        ("roles.inference.engine", {"kind": "vllm"}, "vllm is not supported yet, transformers is"),
+        ("roles.trainer", {"strategy": {"kind": "fsdp2"}}, "fsdp2 is not supported yet, torch is"),
+    ],
+)
+def test_what_is_not_there(folder: Path, key: str, value: Any, said: str) -> None:
+    (found,) = errors(folder, {f"spec.{key}": value})
+
+    assert found.startswith(f"spec.{key}")
+    assert said in found
+
+
+def test_an_id_of_a_hub_is_for_workers_to_judge(folder: Path) -> None:
+    assert errors(folder, {"spec.model.path": "a/b", "spec.data.train.path": "c/d"}) == []
+
+
+def test_an_absolute_path_may_be_there_on_a_cluster(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(folder, {"spec.data.train.path": "/nowhere/rows.jsonl"})
+
+    assert validate_files([file], cluster=False, as_json=False) == 0
+    shown = capsys.readouterr()
+    assert "mine is valid" in shown.out
+    assert "warning" in shown.err
+    assert "/nowhere/rows.jsonl" in shown.err
+
+
+def test_builtins_are_those_of_the_workers() -> None:
+    assert set(builtins.MODELS) == {*models.CHARSETS, models.SMOLLM2}
+    assert set(builtins.DATA) == set(data._SETS)
