@@ -55,7 +55,9 @@ async def serve(session: Session, codec: Codec, rewards: Rewards) -> None:
     alive = asyncio.create_task(_stay_alive(session))
     try:
         async for event in session:
-            if isinstance(event, Task):
+            if isinstance(event, Task) and rewards.immediate:
+                await judge(session, codec, rewards, event, complaints)
+            elif isinstance(event, Task):
                 key = lease_key(event.lease)
                 running[key] = asyncio.create_task(
                     judge(session, codec, rewards, event, complaints)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_workers.errors import UserError
 from roll_workers.reward.scorers import Reward, ScoredSample, Scorer, ScorerError
+from roll_workers.reward.scorers.matching import ExactMatch
 
 if TYPE_CHECKING:
     from roll_api.rewards import Reward as RewardSpec
@@ -32,6 +33,8 @@ class Rewards:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = tuple(entries)
         self._by_tag: dict[str, tuple[Entry, ...]] = {}
+        # Whether `score` ends without ever waiting: then it needs no task of its own.
+        self.immediate = len(self.entries) == 1 and isinstance(self.entries[0].scorer, ExactMatch)
 
     @classmethod
     def of_job(cls, specs: Iterable[RewardSpec], source: Path) -> Rewards:
@@ -97,8 +100,6 @@ def _scorer(spec: ScorerSpec, options: dict[str, Any], source: Path) -> Scorer:
 
         return Python(spec.python, source, spec.timeout_seconds, options)
     if spec.kind == "exactMatch":
-        from roll_workers.reward.scorers.matching import ExactMatch
-
         return ExactMatch(**options)
     if spec.kind == "regex":
         from roll_workers.reward.scorers.matching import Regex

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from roll_wire.sample_pb2 import Trajectory
@@ -28,7 +29,7 @@ def scored_sample(
     written: Mapping[str, str], response: str, tokens: int, turns: list[dict[str, Any]]
 ) -> ScoredSample:
     """An answer to a prompt whose facts are written as JSON."""
-    facts: dict[str, Any] = {key: json.loads(value) for key, value in written.items()}
+    facts: dict[str, Any] = {key: _fact(value) for key, value in written.items()}
     prompt = facts.pop("prompt", "")
     return ScoredSample(
         prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
@@ -39,6 +40,16 @@ def scored_sample(
         tokens=tokens,
         turns=turns,
     )
+
+
+def _fact(value: str) -> Any:
+    """The samples of a group have the same facts: one that nobody can change is read once."""
+    return json.loads(value) if value.startswith(("[", "{")) else _plain(value)
+
+
+@lru_cache(maxsize=4096)
+def _plain(value: str) -> Any:
+    return json.loads(value)
 
 
 def _turns(trajectory: Trajectory, texts: dict[int, str]) -> list[dict[str, Any]]:
