@@ -34,6 +34,8 @@ ATTENTION_BYTES = 2 << 30  # kept for the way back, all layers: the library's ke
 class _Kept:
     """What a layer's way back needs."""
 
+    into_qkv: Tensor  # the matrices, with the norms' weights
+    into_mlp: Tensor
     hat: Tensor  # x / its root mean square
     inverse: Tensor  # of that root
     qkv: Tensor  # [heads, rows, length, width], rotated
@@ -114,12 +116,15 @@ class Llama:
                 before, o = x.index_select(0, positions), o.index_select(0, positions)
             x2 = torch.addmm(before, o, layer.self_attn.o_proj.weight.t())
             hat2, inverse2 = self._normed(x2)
-            gate_up = F.linear(hat2, self._gate_up(layer))
+            both = self._gate_up(layer)
+            gate_up = F.linear(hat2, both)
             gate, up = gate_up.chunk(2, 1)
             activated = F.silu(gate)
             after = torch.addmm(x2, activated * up, layer.mlp.down_proj.weight.t())
             if keep:
-                kept.append(_Kept(hat, inverse, qkv, p, o, hat2, inverse2, gate_up, activated))
+                kept.append(
+                    _Kept(weight, both, hat, inverse, qkv, p, o, hat2, inverse2, gate_up, activated)
+                )
             x = after
         hat, inverse = self._normed(x)
         return hat * self.model.model.norm.weight, kept, hat, inverse
@@ -146,7 +151,7 @@ class Llama:
             torch.ops.aten.silu_backward.grad_input(
                 d_act.mul_(up), gate, grad_input=d_gate_up[:, : gate.shape[1]]
             )
-            d_hat = d_gate_up @ self._gate_up(layer)
+            d_hat = d_gate_up @ was.into_mlp
             dx = _through_norm(d_hat, was.hat2, was.inverse2).add_(dx)
             _add_fused(
                 d_gate_up.t() @ was.hat2,
@@ -168,8 +173,7 @@ class Llama:
             if number == 0:
                 tokens, of = torch.unique(ids, return_inverse=True)
                 d_made = d_made.new_zeros(len(tokens), d_made.shape[1]).index_add_(0, of, d_made)
-            weight, _ = self._qkv(layer)
-            d_hat = _through_norm(d_made @ weight, was.hat, was.inverse)
+            d_hat = _through_norm(d_made @ was.into_qkv, was.hat, was.inverse)
             if number == 0:
                 embedding = self.model.model.embed_tokens
                 share = d_hat.index_add_(0, of, dx)
