@@ -136,7 +136,7 @@ class Cluster:
         components = Components(self.state, programs, self.api.keys, self.api.url)
         self.kubelet.start(components.kubelet())
         self.controller_manager.start(components.controller_manager())
-        self.scheduler.start(components.scheduler())
+        self.scheduler.start(kept_alive(components.scheduler()))
         self.proxy.start(components.proxy())
         objects = manifests.first_objects(self.state.root / "volumes")
         self.api.kubectl("apply", "--server-side", "-f", "-", stdin=objects)
@@ -195,6 +195,15 @@ class Cluster:
             for entry in self.state.root.iterdir():
                 if entry.name not in KEPT:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def kept_alive(command: list[str | Path]) -> list[str | Path]:
+    """What ends is started again, as a kubelet would, until its keeper ends.
+
+    kube-scheduler 1.36 ends itself when an API server that comes back tells it another story of a pod.
+    """
+    loop = 'while :; do setpriv --pdeathsig KILL -- "$@"; sleep 1; done'
+    return ["sh", "-c", loop, "keeper", *command]
 
 
 @contextlib.contextmanager

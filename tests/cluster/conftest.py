@@ -12,6 +12,7 @@ import pytest
 from roll_cluster import State
 from roll_cluster.cluster import Cluster
 from support.kubernetes import Kubernetes, roll_cluster
+from support.real import no_cluster
 
 FOLDER = Path(__file__).parent
 SECONDS = 900
@@ -19,34 +20,12 @@ SECONDS = 900
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
-LEFT_OUT = "tests/cluster left out: no KUBECONFIG, and starting a cluster here needs root"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a cluster is marked; what ends it comes last."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER) and "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SECONDS))
-    items.sort(key=lambda item: item.get_closest_marker("ends_the_cluster") is not None)
-    if not possible() and os.environ.get("CI") != "true":
-        left_out = [item for item in items if "cluster" in getattr(item, "fixturenames", ())]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
-        config.stash[SAY_SO] = bool(left_out) and config.option.markexpr != "not cluster"
-
-
-SAY_SO = pytest.StashKey[bool]()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if terminalreporter.config.stash.get(SAY_SO, False):
-        terminalreporter.write_line(LEFT_OUT)
-
-
-def possible() -> bool:
-    return bool(os.environ.get("KUBECONFIG")) or os.geteuid() == 0
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +35,8 @@ def cluster() -> Iterator[Kubernetes]:
     if given and Path(given).absolute() != state.kubeconfig:
         yield Kubernetes(Path(given), None)
         return
-    if not possible():
-        pytest.fail(LEFT_OUT, pytrace=False)
+    if why := no_cluster():
+        pytest.fail(why, pytrace=False)
     was_up = all(process.pid for process in Cluster(state, print).processes)
     roll_cluster("up")
     yield Kubernetes(state.kubeconfig, state, started_here=not was_up)

@@ -7,7 +7,7 @@ import pytest
 from roll_cluster import ApiServer, ClusterError
 from roll_cluster.processes import start_time
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 
 def test_data_survive_a_restart_of_the_server_and_end_with_the_block(tmp_path: Path) -> None:

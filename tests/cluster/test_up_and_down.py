@@ -8,7 +8,7 @@ import pytest
 from roll_cluster import ClusterError, State
 from roll_cluster.cluster import Cluster
 from roll_cluster.processes import end, run
-from support.kubernetes import Kubernetes, roll_cluster
+from support.kubernetes import Kubernetes, eventually, roll_cluster
 
 
 @pytest.fixture
@@ -38,6 +38,20 @@ def test_what_died_is_started_again(state: State) -> None:
     after = {process.name: process.pid for process in cluster.processes}
     assert {name for name in after if after[name] != before[name]} == {"kube-scheduler"}
     assert after["kube-scheduler"] is not None
+
+
+def test_a_scheduler_that_ends_by_itself_is_started_again(state: State) -> None:
+    keeper = Cluster(state, print).scheduler.pid
+    (before,) = _children(keeper)
+    assert end(before, signal.SIGKILL, 10)
+    eventually("there is another", lambda: _children(keeper) not in ([], [before]))
+    assert Cluster(state, print).scheduler.pid == keeper
+
+
+def _children(keeper: int | None) -> list[int]:
+    """Its kube-schedulers: in between there is a pause."""
+    listed = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    return [int(pid) for pid in listed if "scheduler" in Path(f"/proc/{pid}/comm").read_text()]
 
 
 def machine(state: State) -> dict[str, object]:

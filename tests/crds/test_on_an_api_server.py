@@ -16,7 +16,7 @@ from roll_cluster import ApiServer
 from ruamel.yaml import YAML
 from support.objects import changed
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 TABLE = YAML(typ="safe", pure=True).load(Path(__file__).with_name("table.yaml"))
 PLACE = ("roll.dev", "v1alpha1", "default", "rljobs")

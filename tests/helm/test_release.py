@@ -15,7 +15,7 @@ from roll_cluster import ApiServer, ClusterError
 from ruamel.yaml import YAML
 from support.chart import CHART, HELM, ROOT
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 NAMESPACE = "roll-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:roll-operator"

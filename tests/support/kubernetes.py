@@ -66,3 +66,14 @@ def roll_cluster(*arguments: str, **environment: str) -> str:
     if done.returncode:
         raise ClusterError(done.stderr)
     return done.stdout + done.stderr
+
+
+def roll(cluster: Kubernetes, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command line, as a user of this cluster calls it."""
+    return subprocess.run(
+        [sys.executable, "-m", "roll_operator.cli", *map(str, arguments)],
+        env=os.environ | {"KUBECONFIG": str(cluster.kubeconfig)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )

@@ -169,9 +169,11 @@ class Job:
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
-            yield seen
-            process.terminate()
-            seen.extend(process.communicate()[0].splitlines())
+            try:
+                yield seen
+            finally:
+                process.terminate()
+                seen.extend(process.communicate()[0].splitlines())
 
     def sigkill(self, role: str) -> None:
         """The process of the role's container, from outside, as the kernel does when memory is short."""

@@ -16,7 +16,7 @@ import pytest
 from roll_cluster import ApiServer
 from support.operator_world import JOB, World
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 CRD = Path(__file__).resolve().parents[3] / "crds/rljobs.roll.dev.yaml"
 FILE = """\

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER) and "world" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.api_server)
 
 
 @pytest.fixture(scope="session")

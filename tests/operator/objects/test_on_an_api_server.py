@@ -11,7 +11,7 @@ from roll_cluster import ApiServer, ClusterError
 from roll_operator.plan.objects import Manifest, support
 from support.job_objects import CLUSTER, FULL, everything, find, make_job
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api_server
 
 GANGS = replace(CLUSTER, pod_group_api="scheduling.k8s.io/v1alpha2")
 ENFORCE = "pod-security.kubernetes.io/enforce"

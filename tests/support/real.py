@@ -1,0 +1,23 @@
+"""Whether the real things that tests start can be started here; if not, the line that says so."""
+
+import os
+import shutil
+
+from roll_cluster import ClusterError, binaries
+
+
+def no_api_server() -> str:
+    """Empty where one can be started."""
+    why = "" if shutil.which("etcd") else "etcd is not installed"
+    try:
+        binaries.require("kube-apiserver", "kubectl")
+    except ClusterError as error:
+        why = str(error)
+    return why and f"tests on an API server left out: {why}"
+
+
+def no_cluster() -> str:
+    """Empty where there is one, or one can be started."""
+    if os.environ.get("KUBECONFIG") or os.geteuid() == 0:
+        return ""
+    return "tests on a cluster left out: no KUBECONFIG, and starting a cluster here needs root"
