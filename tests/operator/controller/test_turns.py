@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from roll_operator.controller.cluster.bucket import TokenBucket
 from roll_operator.controller.cluster.proof import WatchProof
+from roll_operator.controller.cluster.queue import WorkQueue
 from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.status import StatusWriter, binding
 from roll_operator.controller.cluster.store import JobEntry, Store
@@ -155,3 +156,45 @@ def test_a_changed_annotation_is_seen_though_the_generation_is_the_same() -> Non
     after = read_job(manifest, before)
     assert after.job is not None and after.job.metadata.annotations == {"a": "b"}
     assert read_job(manifest, after).job is after.job
+
+
+def test_a_job_that_is_known_does_not_wait_for_a_crowd_of_new_ones() -> None:
+    queue = WorkQueue()
+    queue.add("old")
+    assert queue.take() == "old"
+    queue.done("old")
+    for number in range(10):
+        queue.add(f"new-{number}")
+    queue.add("old")
+    assert queue.take() == "old"
+    assert queue.take() == "new-0"
+    assert len(queue) == 9
+
+
+def test_new_jobs_are_looked_at_however_busy_the_known_ones_are() -> None:
+    queue = WorkQueue()
+    for key in ("a", "b"):
+        queue.add(key)
+        queue.take()
+        queue.done(key)
+    queue.add("new")
+    taken = []
+    for _ in range(8):
+        queue.add("a")
+        queue.add("b")
+        key = queue.take()
+        assert key is not None
+        taken.append(key)
+        queue.done(key)
+    assert "new" in taken
+
+
+def test_a_job_that_is_forgotten_is_new_again() -> None:
+    queue = WorkQueue()
+    queue.add("a")
+    queue.take()
+    queue.done("a")
+    queue.forget("a")
+    queue.add("first")
+    queue.add("a")
+    assert queue.take() == "first"

@@ -1,7 +1,9 @@
 """The work queue: keys of jobs that have to be looked at.
 
 Invariants: a key is worked on by one worker at a time; however often it is added meanwhile, it is looked at
-once more afterwards, never lost and never twice; a key that failed waits ever longer, alone.
+once more afterwards, never lost and never twice; a key that failed waits ever longer, alone. A key that was
+looked at before goes ahead of new ones: its look is short, and somebody waits for it, while a new job has all its
+objects made. Every fourth look is a new one's all the same.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from collections.abc import Callable
 
 FIRST_BACK_OFF = 0.05
 LONGEST_BACK_OFF = 60.0
+NEW_ONES_TURN = 4
 
 
 class WorkQueue:
@@ -20,7 +23,10 @@ class WorkQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ready: OrderedDict[str, float] = OrderedDict()
-        """Key → since when it waits for a worker."""
+        """Key → since when it waits for a worker; of those that were looked at before."""
+        self._new: OrderedDict[str, float] = OrderedDict()
+        self._known: set[str] = set()
+        self._taken = 0
         self._working: set[str] = set()
         self._again: set[str] = set()
         self._later: list[tuple[float, str]] = []
@@ -34,14 +40,14 @@ class WorkQueue:
         """When a worker last took or ended a piece of work: the proof that work goes on."""
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + len(self._new)
 
     def add(self, key: str) -> None:
         """The key has news: as soon as a worker is free."""
         if key in self._working:
             self._again.add(key)
-        elif key not in self._ready:
-            self._ready[key] = self._clock()
+        elif key not in self._ready and key not in self._new:
+            (self._ready if key in self._known else self._new)[key] = self._clock()
             self._wake_one()
 
     def add_at(self, key: str, when: float) -> None:
@@ -71,14 +77,18 @@ class WorkQueue:
         self._failures.pop(key, None)
         self._due.pop(key, None)
         self._again.discard(key)
+        self._known.discard(key)
 
     def take(self) -> str | None:
         """The key that waited longest, now in work; None when nothing is due."""
         self._ripen()
-        if not self._ready:
+        if not self:
             return None
-        key, _ = self._ready.popitem(last=False)
+        self._taken += 1
+        new_ones = self._new and (not self._ready or self._taken % NEW_ONES_TURN == 0)
+        key, _ = (self._new if new_ones else self._ready).popitem(last=False)
         self._working.add(key)
+        self._known.add(key)
         self._due.pop(key, None)  # this look is the one that was due
         self.finished_at = self._clock()
         return key
@@ -109,9 +119,8 @@ class WorkQueue:
     def oldest_wait(self) -> float:
         """Seconds that the first key in line has waited for a worker."""
         self._ripen()
-        if not self._ready:
-            return 0.0
-        return self._clock() - next(iter(self._ready.values()))
+        firsts = [next(iter(line.values())) for line in (self._ready, self._new) if line]
+        return self._clock() - min(firsts) if firsts else 0.0
 
     def _wake_one(self) -> None:
         while self._waiters:
