@@ -25,6 +25,7 @@ from roll_operator.scheduler.state import JobState
 
 # Company of a suspect: a worker's leases at its death, over this, down to one.
 SHRINK = 8
+TOLD = 300  # characters of a message that a notice repeats
 
 
 def failure(
@@ -49,8 +50,23 @@ def failure(
         put_back(state, held, now)
     else:
         count_failure(state, held, Cause(cause), message, now)
+        if cause != Cause.REPLAY:  # episodes that begin again are no news
+            _tell_first(state, held, cause, message)
     state.ack(worker.id, lease, STORED)
     return STORED
+
+
+def _tell_first(state: JobState, lease: Lease, cause: str, message: str) -> None:
+    """The first failure of a kind is told while the job runs; the story of each is in the ledger."""
+    unit = lease.unit
+    name = f"{unit.group.id}.{unit.index}"
+    what = f"group {unit.group.id}" if unit.index < 0 else f"sample {name}"
+    more = "" if unit.index < 0 else f"; `roll samples RUN --id {name}` tells more"
+    state.notices.setdefault(
+        f"failed.{lease.stage}.{cause}",
+        f"{lease.stage} of {what} failed (try {unit.failures} of {state.settings.max_attempts}): "
+        f"{message[:TOLD]}{more}",
+    )
 
 
 def put_back(state: JobState, lease: Lease, now: float) -> None:
