@@ -58,6 +58,10 @@ def test_before_the_first_step_the_line_tells_what_is_waited_for() -> None:
         seconds=7.0,
     )
     assert plain_line(starting) == "starting: 2/5 processes ready after 7 s"
+    continued = replace(starting, progress=replace(SEEN, step=15))
+    assert plain_line(continued) == (
+        "starting: 2/5 processes ready after 7 s, to go on from step 15"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,10 @@ def test_before_the_first_step_the_line_tells_what_is_waited_for() -> None:
             Restarted(Failure("Crashed", "boom", "sums-trainer-1"), "trainer", True, 5.0),
             "sums-trainer-1 died (boom); restarting trainer in 5 s",
         ),
-        (FailJob(Failure("BadInput", "no data")), "the job fails: no data"),
+        (
+            FailJob(Failure("BadInput", "no data", "sums-environment-0")),
+            "sums-environment-0 cannot go on: everything is stopped",
+        ),
     ],
 )
 def test_a_restart_and_a_failure_are_told_in_a_sentence(
@@ -88,6 +95,17 @@ def test_a_notice_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     view.show(waiting, ())
     view.show(waiting, ())
     assert capsys.readouterr().out.count("note: step 38 waits for 9.3") == 1
+
+
+def test_a_trainer_that_goes_back_to_its_checkpoint_says_how_far(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = PlainView()
+    for step in (513, 500, 501, 514):
+        view.show(replace(RUNNING, progress=replace(SEEN, step=step)), ())
+
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: the trainer is at step 500 again: it redoes 13 steps"]
 
 
 @pytest.mark.parametrize(

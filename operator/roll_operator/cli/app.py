@@ -183,15 +183,26 @@ def samples(
         str | None,
         typer.Option("--id", metavar="GROUP.INDEX", help="The whole story of one sample."),
     ] = None,
+    ended: Annotated[
+        bool,
+        typer.Option(
+            "--ended", help="Those that ended last, with prompt, answer and reward, instead."
+        ),
+    ] = False,
+    reward_below: Annotated[
+        float | None,
+        typer.Option("--reward-below", help="Of those that ended: with a smaller reward only."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Samples shown, at most.")] = 50,
     screen: Annotated[bool, typer.Option("--screen", hidden=True)] = False,
     while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
     namespace: NamespaceOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show where every sample in flight is: stage, worker, version, age, attempt.
+    """Show where every sample in flight is, what was said in those that ended, or all about one.
 
-    Examples: roll samples runs/arithmetic --follow; kubectl roll samples arithmetic --id 17.3
+    Examples: roll samples runs/arithmetic --follow; roll samples runs/arithmetic --ended --reward-below 0.5;
+    kubectl roll samples arithmetic --id 17.3
     """
     target, as_json = find_target(run, namespace), output is Output.JSON
     screen = screen or (follow and not as_json and sys.stdout.isatty())
@@ -202,11 +213,17 @@ def samples(
         asked += ["--follow", "--while-stdin"] if follow else []
         asked += ["--screen"] if screen else []
         asked += ["--id", id] if id is not None else []
+        asked += ["--ended"] if ended else []
+        asked += [f"--reward-below={reward_below}"] if reward_below is not None else []
         raise typer.Exit(run_in_scheduler(target.name, target.namespace, asked))
-    from roll_operator.cli.samples import show_sample, show_samples
+    from roll_operator.cli.samples import show_ended, show_sample, show_samples
 
     if id is not None:
         raise typer.Exit(show_sample(target, id, as_json=as_json))
+    if ended or reward_below is not None:
+        raise typer.Exit(
+            show_ended(target, limit=limit, reward_below=reward_below, as_json=as_json)
+        )
     raise typer.Exit(
         show_samples(
             target,

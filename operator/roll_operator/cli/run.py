@@ -21,6 +21,7 @@ from roll_operator.cli.overrides import override
 from roll_operator.cli.validate import print_problems
 from roll_operator.cli.view import View, choose_view
 from roll_operator.controller import claim
+from roll_operator.controller.answers import side_by_side
 from roll_operator.controller.folder import RunError, RunFolder
 from roll_operator.controller.link import SchedulerLink
 from roll_operator.controller.local import LocalRun, Snapshot
@@ -154,7 +155,7 @@ def _finish(
     picture = draw(folder, job, _held_out(folder) or state.held_out)
     failure = last.record.failure
     if failure is not None:
-        _print_log(folder, failure.pod, failure.attempt)
+        _print_log(folder, failure.pod, failure.attempt, failure.message)
         print(
             f"error: {failure.pod + ': ' if failure.pod else ''}{failure.message}", file=sys.stderr
         )
@@ -172,9 +173,14 @@ def _finish(
     return STOPPED
 
 
-def _print_log(folder: RunFolder, pod: str, attempt: int) -> None:
+def _print_log(folder: RunFolder, pod: str, attempt: int, message: str) -> None:
+    """What the log says beyond the message, which is told anyway."""
     log = folder.logs / f"{pod}.{attempt}.log"
-    lines = tail(log, LOG_LINES)
+    lines = [
+        line
+        for line in tail(log, LOG_LINES)
+        if not any(said in line for said in message.splitlines() if said)
+    ]
     if not lines:
         return
     print(f"last lines of {_shown(log)}:", file=sys.stderr)
@@ -187,16 +193,25 @@ def _print_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
         return
     samples = summary["samples"]
     restarts = {role: n for role, n in summary["restarts"].items() if n}
+    seconds, earlier = summary["durationSeconds"], summary.get("earlierSeconds", 0.0)
+    both = f" ({seconds:.0f} s with the runs before)" if earlier else ""
     print(
         f"{summary['job']}: {summary['phase']} after {summary['steps']} steps in "
-        f"{summary['durationSeconds']:.0f} s"
+        f"{seconds - earlier:.0f} s{both}"
     )
     if held_out := summary["validationReward"]:
         print(f"  held-out reward  {held_out['first']:.3f} → {held_out['last']:.3f}")
+    for line in side_by_side(summary.get("firstAnswers", {}), summary.get("lastAnswers", {})):
+        print(f"  {line}")
     print(
-        f"  samples          {samples['trained']} trained ({summary['samplesPerSecond']:.0f}/s), "
-        f"{samples['lost']} lost, {samples['trainedTwice']} trained twice"
+        f"  samples          {samples['trained']} trained, {samples['lost']} lost, "
+        f"{samples['trainedTwice']} trained twice"
     )
+    if training := summary.get("trainingSeconds"):
+        print(
+            f"  speed            {summary['samplesPerSecond']:.3g} samples/s in the {training:.0f} s from "
+            "when all processes were ready"
+        )
     print(f"  staleness        at most {summary['stalenessMax']}")
     print("  restarts         " + (", ".join(f"{r} {n}" for r, n in restarts.items()) or "none"))
     for problem in summary.get("ledgerProblems", []):

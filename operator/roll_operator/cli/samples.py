@@ -1,12 +1,14 @@
-"""`roll samples`: from the scheduler while the job runs, from the ledger otherwise."""
+"""`roll samples`: where each is, from the scheduler while the job runs, from the ledger otherwise; what was said in
+them, from the ledger always."""
 
 import json
 import select
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll_wire import control_pb2, session_pb2
 
@@ -14,8 +16,12 @@ from roll_operator.cli.ledger import ledger_settings
 from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
 from roll_operator.controller.folder import RunError, RunFolder
 
+if TYPE_CHECKING:
+    from roll_operator.controller.text import Texts, Told
+
+Columns = tuple[tuple[str, str], ...]
 FOLLOW_SECONDS = 1.0
-COLUMNS = (
+COLUMNS: Columns = (
     ("sample", "SAMPLE"),
     ("step", "STEP"),
     ("state", "STATE"),
@@ -27,6 +33,16 @@ COLUMNS = (
     ("stageSeconds", "IN STAGE"),
     ("attempt", "ATTEMPT"),
 )
+ENDED: Columns = (
+    ("sample", "SAMPLE"),
+    ("step", "STEP"),
+    ("state", "STATE"),
+    ("reward", "REWARD"),
+    ("prompt", "PROMPT"),
+    ("response", "RESPONSE"),
+)
+TEXT_WIDTH = 48
+"""Characters of a prompt or an answer in a list."""
 
 
 def show_samples(
@@ -49,13 +65,45 @@ def show_samples(
             document = {"total": listed.total, "samples": rows}
             print(json.dumps(document, indent=None if follow else 1), flush=True)
         else:
-            print(_table(rows, listed.total), flush=True)
+            print(_table(rows, COLUMNS), flush=True)
+            print(_count(len(rows), listed.total), flush=True)
+            if not rows and not folder.in_use():
+                print("--ended lists samples that have ended, with prompt, answer and reward")
         if not follow or not folder.in_use():
             return 0
         if not while_stdin:
             time.sleep(FOLLOW_SECONDS)
         elif select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]:
             return 0
+
+
+def show_ended(folder: RunFolder, *, limit: int, reward_below: float | None, as_json: bool) -> int:
+    with _texts(folder) as texts:
+        found = texts.ended(limit, reward_below=reward_below)
+    if as_json:
+        print(
+            json.dumps({"samples": [_row(told.state) | _content(told) for told in found]}, indent=1)
+        )
+        return 0
+    from roll_operator.controller.text import shortened
+
+    rows = [
+        _row(told.state)
+        | {
+            "reward": told.reward,
+            "prompt": shortened(told.first("prompt"), TEXT_WIDTH),
+            "response": shortened(told.response, TEXT_WIDTH),
+        }
+        for told in found
+    ]
+    print(_table(rows, ENDED))
+    asked = "" if reward_below is None else f" with a reward below {reward_below:g}"
+    print(
+        f"the newest {len(rows)} that have ended{asked}; --id tells all of one"
+        if rows
+        else f"none{asked}"
+    )
+    return 0
 
 
 def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
@@ -67,22 +115,65 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
         from roll_operator.scheduler import offline
 
         story = offline.sample_story(folder.ledger, settings, group, index)
+    with _texts(folder) as texts:
+        told, hint = texts.of(group, index), _why_not(texts, group)
     if story is None or not story.events:
-        raise RunError(
-            f"{folder.path} has no sample {name} on record; of steps before the oldest kept checkpoint only "
-            "digests are kept"
-        )
+        raise RunError(f"{folder.path} has no sample {name}: {hint}")
     events = [_event(event) for event in story.events]
+    content = {} if told is None else _content(told)
     if as_json:
-        print(json.dumps({**_row(story.state), "events": events}, indent=1))
+        print(json.dumps({**_row(story.state), **content, "events": events}, indent=1))
         return 0
-    print(_table([_row(story.state)], None))
+    print(_table([_row(story.state)], COLUMNS))
     print()
     for event in events:
-        at = datetime.fromtimestamp(event["at"]).strftime("%H:%M:%S.%f")[:-3]
+        at = datetime.fromtimestamp(event["at"]).strftime("%H:%M:%S.%f")[:-3] if event["at"] else ""
         detail = " ".join(f"{key}={value}" for key, value in event["detail"].items())
-        print(f"{at}  {event['what']:<14} {event['worker']:<28} {detail}".rstrip())
+        print(f"{at}  {event['what']:<14} {event['worker']:<28} {detail}".strip())
+    if told is None:
+        print(hint)
+        return 0
+    for said in told.said:
+        end = f", {said.finish}" if said.finish else ""
+        turn = f" of turn {said.turn}" if told.said[-1].turn else ""
+        print(f"\n--- {said.kind}{turn}, {said.tokens} tokens{end}\n{said.text}")
+    if told.reward is not None:
+        parts = ", ".join(f"{name} {value:g}" for name, value in told.parts.items())
+        print(f"\n--- reward {told.reward:g}" + (f" ({parts})" if parts else ""))
+    facts = " ".join(f"{key}={json.dumps(value)}" for key, value in told.facts.items())
+    print(f"\n--- row: {facts}" if facts else "", end="\n" if facts else "")
     return 0
+
+
+def _texts(folder: RunFolder) -> "Texts":
+    ledger_settings(folder)
+    from roll_operator.controller.text import Texts
+
+    return Texts(folder)
+
+
+def _why_not(texts: "Texts", group: int) -> str:
+    """Where to look instead of a sample that is not there, or not any more."""
+    size, kept = texts.size(group), texts.kept()
+    if size is not None:
+        return f"group {group} has {group}.0" + (f" to {group}.{size - 1}" if size > 1 else " only")
+    if kept is None:
+        return "no sample has ended yet"
+    if group > kept[1]:
+        return f"the newest that has ended is of group {kept[1]}"
+    return (
+        f"details are kept since the oldest kept checkpoint: of groups {kept[0]} to {kept[1]}, which --ended "
+        "lists; checkpoint.keepLast keeps more"
+    )
+
+
+def _content(told: "Told") -> dict[str, Any]:
+    return {
+        "reward": told.reward,
+        "rewardParts": told.parts,
+        "row": told.facts,
+        "said": [asdict(said) for said in told.said],
+    }
 
 
 def _list(folder: RunFolder, limit: int) -> control_pb2.SampleList:
@@ -144,18 +235,18 @@ def _event(event: control_pb2.SampleEvent) -> dict[str, Any]:
     }
 
 
-def _table(rows: Iterable[dict[str, Any]], total: int | None) -> str:
-    cells = [[title for _, title in COLUMNS]]
-    cells += [[_cell(key, row) for key, _ in COLUMNS] for row in rows]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(COLUMNS))]
-    lines = [
+def _table(rows: Iterable[dict[str, Any]], columns: Columns) -> str:
+    cells = [[title for _, title in columns]]
+    cells += [[_cell(key, row) for key, _ in columns] for row in rows]
+    widths = [max(len(line[n]) for line in cells) for n in range(len(columns))]
+    return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
-    ]
-    if total is not None:
-        shown = len(cells) - 1
-        lines.append(f"{total} in flight" + (f", {shown} shown" if shown < total else ""))
-    return "\n".join(lines)
+    )
+
+
+def _count(shown: int, total: int) -> str:
+    return f"{total} in flight" + (f", {shown} shown" if shown < total else "")
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:
@@ -164,4 +255,6 @@ def _cell(key: str, row: dict[str, Any]) -> str:
         return "held out"
     if key in ("ageSeconds", "stageSeconds"):
         return f"{value:.1f} s"
+    if key == "reward" and value is not None:
+        return f"{value:g}"
     return "-" if value in (None, "") else str(value)

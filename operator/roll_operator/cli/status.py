@@ -29,8 +29,10 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         document["samples"] = folder.summary().get("samples", document.get("samples"))
         if document["phase"] in ("Pending", "Starting", "Running", "Recovering"):
             # `roll run` itself was killed: what it wrote last is no longer true.
-            document["phase"] = "Suspended"
-            document["processes"] = []
+            document |= {"phase": "Suspended", "processes": [], "ready": "", "notices": []}
+            document["message"] = (
+                "roll run was killed; the same command goes on from the checkpoint"
+            )
     elif (live := _live(folder)) is not None:
         document |= live
     return document

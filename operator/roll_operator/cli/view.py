@@ -45,15 +45,17 @@ def choose_view(job: RLJob, folder: Path, *, continues: bool) -> View:
 def news_line(event: FailJob | Restarted) -> str:
     failure = event.failure
     if isinstance(event, FailJob):
-        return f"the job fails: {failure.message}"
+        return f"{failure.pod or 'the job'} cannot go on: everything is stopped"
     when = "now" if event.wait <= 0 else f"in {event.wait:.0f} s"
     return f"{failure.pod} died ({failure.message}); restarting {event.role} {when}"
 
 
 def plain_line(now: Snapshot) -> str:
     seen, status = now.progress, now.status
-    if seen is None or (seen.step == 0 and status.phase in ("Pending", "Starting")):
-        return f"{status.phase.lower()}: {ready_count(now.processes)} processes ready after {now.seconds:.0f} s"
+    if seen is None or status.phase in ("Pending", "Starting"):
+        at = f", to go on from step {seen.step}" if seen is not None and seen.step else ""
+        ready = f"{ready_count(now.processes)} processes ready after {now.seconds:.0f} s"
+        return f"{status.phase.lower()}: {ready}{at}"
     reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
     line = (
         f"step {seen.step}/{now.job.spec.steps} reward {reward} {seen.samples_per_second:.0f} samples/s "
@@ -65,15 +67,21 @@ def plain_line(now: Snapshot) -> str:
 
 
 class Notices:
-    """Each notice of the scheduler is told once."""
+    """Each notice of the scheduler is told once, and each time that training went back to a checkpoint."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._step = 0
 
     def fresh(self, now: Snapshot) -> list[str]:
         notices = now.progress.notices if now.progress else ()
         news = [notice for notice in notices if notice not in self._told]
         self._told.update(news)
+        if now.progress is not None:
+            if (again := self._step - now.progress.step) > 0:
+                steps = "1 step" if again == 1 else f"{again} steps"
+                news.append(f"the trainer is at step {now.progress.step} again: it redoes {steps}")
+            self._step = now.progress.step
         return news
 
 

@@ -1,7 +1,7 @@
 """Whose a run's folder is, and what of a job may change between two runs.
 
 Invariants: at most one `roll run` holds a folder (a lock that ends with its process); a folder belongs to one
-job for ever, until `--fresh` empties it; nothing is deleted that a run did not write.
+job for ever, until `--fresh` empties it; nothing is written into or deleted from a folder of somebody else.
 """
 
 import contextlib
@@ -56,6 +56,10 @@ PLACE = ("storage.uri",)
 @contextlib.contextmanager
 def held(folder: RunFolder) -> Iterator[None]:
     """The folder for this process alone, while the block runs. Raises RunError."""
+    if not folder.exists() and folder.path.is_dir() and _entries(folder.path):
+        raise RunError(
+            f"{folder.path} holds files that no run wrote; choose another folder with --output"
+        )
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -77,8 +81,6 @@ def identify(folder: RunFolder, job: RLJob, *, fresh: bool = False) -> str:
         return str(uuid.uuid4())
     run = folder.run()
     if not run:
-        if _entries(folder.path):
-            raise RunError(f"{folder.path} holds files but no run; choose another with --output")
         return str(uuid.uuid4())
     if run.get("job") != job.name:
         raise RunError(
@@ -141,8 +143,6 @@ def _take(lock: int, folder: RunFolder) -> None:
 
 
 def _empty(folder: RunFolder) -> None:
-    if not folder.exists() and _entries(folder.path):
-        raise RunError(f"{folder.path} holds files that no run wrote; --fresh deletes runs only")
     for name in OURS:
         entry = folder.path / name
         with contextlib.suppress(FileNotFoundError):

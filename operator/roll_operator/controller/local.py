@@ -57,6 +57,7 @@ class Snapshot:
     record: Record
     stopping: bool
     seconds: float
+    """Since this run began, of perhaps several of the job."""
 
 
 Watcher = Callable[[Snapshot, Sequence[FailJob | Restarted]], None]
@@ -126,7 +127,7 @@ class LocalRun:
 
     def _snapshot(self, result: Plan) -> Snapshot:
         self.state.clock.tick(time.time(), training=result.record.was_running)
-        self.state.remember(self._observed().progress)
+        self.state.remember(self._observed().progress, self.folder)
         shown = processes(self.job, self._observed(), result.record)
         return Snapshot(
             self.job,
@@ -135,7 +136,7 @@ class LocalRun:
             shown,
             result.record,
             self.suspend,
-            self.state.clock.total,
+            self.state.clock.total - self.state.clock.earlier,
         )
 
     def _save(self, result: Plan, snapshot: Snapshot) -> None:

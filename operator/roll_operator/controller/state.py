@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from roll_api import JobStatus, RLJob
 
+from roll_operator.controller.answers import Answers, read_answers
 from roll_operator.controller.files import write_json
 from roll_operator.controller.folder import RunFolder
 from roll_operator.plan import Process, Progress, Record, next_run, ready_count
@@ -22,6 +23,8 @@ class Clock:
 
     total: float = 0.0
     training: float = 0.0
+    earlier: float = 0.0
+    """Of the total: in runs before this one."""
     _last: float = 0.0
 
     def tick(self, now: float, *, training: bool) -> None:
@@ -40,6 +43,8 @@ class State:
     job_uid: str = ""
     held_out: list[tuple[int, float]] = field(default_factory=list)
     """Step and mean reward on held-out prompts, whenever it changed."""
+    first_answers: Answers | None = None
+    """Of the first validation; empty where it could not be read, None before there was one."""
 
     @classmethod
     def load(cls, folder: RunFolder, job_uid: str) -> "State":
@@ -48,15 +53,19 @@ class State:
         if not document:
             return cls(job_uid=job_uid)
         record = next_run(_RECORD.validate_python(document["record"]))
-        clock = Clock(document.get("durationSeconds", 0.0), document.get("trainingSeconds", 0.0))
+        earlier = document.get("durationSeconds", 0.0)
+        clock = Clock(earlier, document.get("trainingSeconds", 0.0), earlier)
         status = JobStatus.model_validate(document["status"])
         held_out = [(int(step), float(value)) for step, value in document.get("heldOut", [])]
-        return cls(record, status, clock, None, job_uid, held_out)
+        answers = document.get("firstAnswers")
+        return cls(record, status, clock, None, job_uid, held_out, answers)
 
-    def remember(self, progress: Progress | None) -> None:
+    def remember(self, progress: Progress | None, folder: RunFolder) -> None:
         if progress is not None:
             self.last_progress = progress
             if progress.validation is not None:
+                if self.first_answers is None:
+                    self.first_answers = read_answers(folder, last=False)
                 first, last = progress.validation
                 if not self.held_out:
                     self.held_out.append((0, first))
@@ -77,6 +86,7 @@ class State:
             "processes": [process.to_dict() for process in shown],
             "notices": list(self.last_progress.notices) if self.last_progress else [],
             "heldOut": self.held_out,
+            "firstAnswers": self.first_answers,
             "trainingSeconds": round(self.clock.training, 3),
             "updatedAt": time.time(),
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_api import RLJob
 
+from roll_operator.controller.answers import read_answers
 from roll_operator.controller.files import write_json
 from roll_operator.controller.folder import RunFolder
 from roll_operator.controller.state import State, figures
@@ -27,6 +28,8 @@ def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
     progress = state.last_progress or Progress()
     document["steps"] = progress.step
     document["stepsWanted"] = job.spec.steps
+    document["trainingSeconds"] = round(state.clock.training, 3)
+    document["earlierSeconds"] = round(state.clock.earlier, 3)
     document["samples"] = {
         "trained": document["samples"]["trained"],
         "lost": 0,
@@ -53,6 +56,8 @@ def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
         document["ledgerProblems"] = found.problems
         if state.clock.training > 0:
             document["samplesPerSecond"] = round(found.trained / state.clock.training, 3)
+    document["firstAnswers"] = state.first_answers or {}
+    document["lastAnswers"] = read_answers(folder, last=True) if state.first_answers else {}
     document["reason"] = state.status.reason
     document["message"] = state.status.message
     write_json(folder.path / "summary.json", document)

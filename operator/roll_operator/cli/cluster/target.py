@@ -48,15 +48,21 @@ def find_target(name: Path, namespace: str | None) -> RunFolder | JobOnCluster:
                 return RunFolder(folder)
     if namespace is not None or plugin or (len(name.parts) == 1 and _kubeconfig_is_there()):
         return JobOnCluster(str(name), namespace)
-    raise RunError(f"{name} is not the folder of a run (it has no run.json)")
+    raise RunError(_no_run(name))
 
 
 def find_folder(name: Path) -> RunFolder:
     """For what is done on this machine only."""
     target = find_target(name, None)
     if isinstance(target, JobOnCluster):
-        raise RunError(f"{name} is not the folder of a run (it has no run.json)")
+        raise RunError(_no_run(name))
     return target
+
+
+def _no_run(name: Path) -> str:
+    known = sorted(str(found.parent) for found in Path("runs").glob("*/run.json"))
+    there = f"; there are {', '.join(known)}" if known else ""
+    return f"{name} is not the folder of a run (it has no run.json){there}"
 
 
 def _kubeconfig_is_there() -> bool:
