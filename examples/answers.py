@@ -1,6 +1,7 @@
-"""Held-out questions, answered before and after a run:  python examples/answers.py runs/smollm2
+"""Questions, answered before and after a run:  python examples/answers.py runs/arithmetic
 
-A checkpoint's `model` is an ordinary Hugging Face folder: `generate` is all that is used of it here.
+Held-out ones where the job has some. A checkpoint's `model` is an ordinary Hugging Face folder: `generate`
+is all that is used of it here.
 """
 
 import json
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from roll_workers.builtin.models import load_tokenizer
+from roll_workers.builtin.models import load_tokenizer, resolve_model
 from roll_workers.environment.envs.rows import read_rows
 from transformers import AutoModelForCausalLM
 
@@ -31,10 +32,15 @@ def answers(folder: Path, rows: list[dict], new_tokens: int) -> list[str]:
 
 
 def main(run: Path) -> None:
+    run = run.resolve()  # a relative path would name folders beside the job's file
     spec = json.loads((run / "job.json").read_text())["spec"]
-    held_out = read_rows(spec["data"]["validation"]["path"], Path(), "validation")
-    rows = [held_out[i] for i in range(QUESTIONS)]
-    (before,) = (run / "models").glob("[!.]*")
+    source = Path(json.loads((run / "run.json").read_text())["source"])
+    if not spec.get("data"):
+        sys.exit(f"{run}: its questions come from an environment, not from a data set")
+    split = "validation" if spec["data"].get("validation") else "train"
+    asked = read_rows(spec["data"][split]["path"], source, split)
+    rows = [asked[i] for i in range(min(QUESTIONS, len(asked)))]
+    before = resolve_model(spec["model"]["path"], run, source)
     after = max((run / "checkpoints").glob("step-*")) / "model"
     limit = spec["rollout"]["sampling"]["maxNewTokens"]
     print("| question | answer | before | after |\n| --- | --- | --- | --- |")
@@ -42,8 +48,10 @@ def main(run: Path) -> None:
         rows, answers(before, rows, limit), answers(after, rows, limit), strict=True
     ):
         question = row.get("prompt") or row["messages"][-1]["content"]
-        print(f"| {question} | {row['answer']} |", " | ".join(map(repr, said)), "|")
+        print(f"| {question} | {row.get('answer')} |", " | ".join(map(repr, said)), "|")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "run.json").is_file():
+        sys.exit("usage: python examples/answers.py RUN, the folder of a run, e.g. runs/arithmetic")
     main(Path(sys.argv[1]))
