@@ -7,7 +7,7 @@ import ctypes
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep it: page faults of ever new mappings cost a fifth of a small model's pass."""
+    """Lets glibc keep it: page faults of ever new mappings cost up to a fifth of a small model's pass."""
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
