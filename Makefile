@@ -42,8 +42,9 @@ chart: setup ## what helm says about the chart, as it is and with everything swi
 images: ## build both images with buildah and print their sizes (ACCELERATOR=cuda for GPUs)
 	images/build
 
-generate: setup ## write again what is generated: the CRD, the wire stubs, the chart's copies
+generate: setup ## write again what is generated: the CRD, its reference page, the wire stubs, the chart's copies
 	$(BIN)/python -m roll_api.crd
+	$(BIN)/python -m roll_api.reference
 	cp operator/roll_operator/controller/cluster/rbac.yaml helm/roll-operator/files/
 	$(BIN)/python -m roll_wire.generate
 
@@ -74,7 +75,8 @@ help: ## this list
 # Bytecode is made once, here: importing torch without it costs every worker process ten seconds.
 $(STAMP): pyproject.toml requirements/$(LOCK).lock | $(UV)
 	$(UV) venv -q --allow-existing --python 3.11 .venv
-	VIRTUAL_ENV=.venv $(UV) pip install --require-hashes --compile-bytecode -r requirements/$(LOCK).lock
+	@echo "installing the packages of requirements/$(LOCK).lock into .venv, once: 6 GB, most of it torch"
+	@VIRTUAL_ENV=.venv $(UV) pip install -q --require-hashes --compile-bytecode -r requirements/$(LOCK).lock
 	VIRTUAL_ENV=.venv $(UV) pip install -q --no-deps -e .
 	@touch $@
 

@@ -134,15 +134,16 @@ def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
         if current is None:
             return None
         fields = {field.alias or name: field for name, field in current.model_fields.items()}
-        current = _inner_model(fields[part].annotation) if part in fields else None
+        current = inner_model(fields[part].annotation) if part in fields else None
     return current
 
 
-def _inner_model(annotation: Any) -> type[BaseModel] | None:
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model class that an annotation holds, if it holds one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in get_args(annotation):
-        found = _inner_model(inner)
+        found = inner_model(inner)
         if found is not None:
             return found
     return None

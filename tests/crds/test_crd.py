@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from roll_api import RLJob, crd
+from roll_api import RLJob, crd, reference
 from roll_api.base import Model
 from roll_api.rules import TRANSITIONS
 from support.api_server import defaulted
@@ -29,6 +29,32 @@ def at(path: str) -> Any:
 
 def test_the_checked_in_crd_is_what_the_models_say() -> None:
     assert crd.TARGET.read_text(encoding="utf-8") == crd.rendered(), "run: make generate"
+
+
+def test_the_checked_in_reference_is_what_the_models_say() -> None:
+    assert reference.TARGET.read_text(encoding="utf-8") == reference.rendered()
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("seed", "never"),
+        ("storage.ledgerSize", "never"),
+        ("data.train.path", "never"),
+        ("algorithm.learningRate", "at rest"),
+        ("rewards[].weight", "at rest"),
+        ("roles.inference.replicas", "any time"),
+        ("roles.trainer.replicas", "at rest"),
+        ("failurePolicy.maxRestarts", "any time"),
+    ],
+)
+def test_the_reference_says_when_a_key_may_change(key: str, word: str) -> None:
+    section, _, name = key.rpartition(".")
+    text = reference.rendered().split(f"## {section or 'spec'}\n")[1].split("\n## ")[0]
+
+    row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+
+    assert row.endswith(f"| {word} |")
 
 
 def test_the_crd_stays_under_60_kB() -> None:
