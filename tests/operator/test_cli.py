@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +164,20 @@ def test_a_run_is_found_by_its_name(finished: Path) -> None:
     assert shown.returncode == 0
 
 
+def test_a_run_that_is_not_there_names_those_that_are(finished: Path) -> None:
+    shown = roll("status", "runs/nope", cwd=finished.parents[1])
+    assert shown.returncode == 2
+    assert shown.stderr.endswith("(it has no run.json); there are runs/sums\n")
+
+
 def test_the_status_of_a_killed_run_does_not_claim_that_it_runs(finished: Path) -> None:
     state = json.loads((finished / "state.json").read_text())
-    state |= {"phase": "Running", "processes": [{"name": "x", "pid": 1}]}
+    state |= {"phase": "Running", "ready": "4/5", "processes": [{"name": "x", "pid": 1}]}
     (finished / "state.json").write_text(json.dumps(state))
     shown = json.loads(roll("status", str(finished), "-o", "json").stdout)
     assert shown["phase"] == "Suspended"
-    assert shown["processes"] == []
+    assert (shown["processes"], shown["ready"]) == ([], "")
+    assert "roll run was killed" in shown["message"]
 
 
 def test_a_damaged_state_is_one_message(finished: Path) -> None:
@@ -200,6 +208,26 @@ def test_logs_are_chosen_by_process_attempt_and_role(
     shown = roll("logs", str(finished), *arguments)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines() == lines
+
+
+def test_logs_of_several_processes_are_in_the_order_of_time(finished: Path) -> None:
+    for name, text in (
+        ("sums-trainer-0.0", "2026-01-31 23:59:58,002 b\n  Traceback\n2026-01-31 23:59:58,004 d\n"),
+        ("sums-trainer-0.1", "2026-01-31 23:59:58,001 a\n2026-01-31 23:59:58,003 c\n"),
+    ):
+        (finished / "logs" / f"{name}.log").write_text(text)
+    shown = roll("logs", str(finished), "--role", "trainer")
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == [
+        "a",
+        "b",
+        "Traceback",
+        "c",
+        "d",
+    ]
+
+
+def test_the_version_is_told() -> None:
+    assert roll("--version").stdout == f"roll {version('roll-operator')}\n"
 
 
 def test_logs_of_nobody_name_those_that_exist(finished: Path) -> None:

@@ -120,6 +120,17 @@ def test_ctrl_c_stops_everything_and_the_same_command_continues(start_run: Any) 
     assert (run.folder / "logs" / "sums-trainer-0.1.log").exists()
 
 
+def test_nohup_lets_a_run_outlive_its_terminal(start_run: Any) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = start_run(speed=20)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.until_running()
+    run.process.send_signal(signal.SIGHUP)
+    assert run.finish()[0] == 0
+
+
 def test_a_second_ctrl_c_kills_what_does_not_listen(start_run: Any) -> None:
     run = start_run(speed=0, FAKE_TRAINER="deaf")
     state = run.until_running()

@@ -19,7 +19,6 @@ from roll_operator.controller.folder import RunError
 
 app = typer.Typer(
     name="roll",
-    help="Reinforcement learning of language models, with a durable record of every sample.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,6 +29,26 @@ ledger_app = typer.Typer(
     help="The durable record of a run's samples.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(ledger_app, name="ledger")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"roll {version('roll-operator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _roll(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Reinforcement learning of language models, with a durable record of every sample."""
 
 
 class Output(StrEnum):
@@ -80,7 +99,9 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Train on this machine. Run again, it continues where it was; Ctrl-C stops it.
+    """Train on this machine. Run again, it continues where it was.
+
+    Ctrl-C stops it at a checkpoint, and so does closing the terminal: start it with nohup, or in tmux, to let it go on.
 
     Example: roll run examples/arithmetic.yaml --output runs/first --set steps=20
     """

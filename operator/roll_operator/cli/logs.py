@@ -1,13 +1,17 @@
 """`roll logs`: the files in RUN/logs, one per process and attempt."""
 
+import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from roll_operator.controller.folder import RunError, RunFolder
 
 POLL_SECONDS = 0.2
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
+TIME_LENGTH = len("2026-01-31 23:59:59,999")
 
 
 @dataclass(slots=True)
@@ -24,13 +28,17 @@ def show_logs(
     logs = _select(folder, pod, role)
     if not logs and not follow:
         raise RunError(f"no log in {folder.logs} fits; there are: {_names(folder)}")
-    for log in logs:
-        _print_new(log, prefixed=len(logs) > 1, last=lines)
+    if len(logs) == 1:
+        for line in _new_lines(logs[0], lines):
+            print(line)
+    else:
+        _print_by_time(logs, lines)
+    sys.stdout.flush()
     while follow:
         known = {log.path for log in logs}
         logs.extend(log for log in _select(folder, pod, role) if log.path not in known)
-        for log in logs:
-            _print_new(log, prefixed=True)
+        _print_by_time(logs)
+        sys.stdout.flush()
         if not folder.in_use():
             return 0
         time.sleep(POLL_SECONDS)
@@ -57,16 +65,27 @@ def _names(folder: RunFolder) -> str:
     return ", ".join(f"{log.pod}.{log.attempt}" for log in _select(folder, None, None)) or "none"
 
 
-def _print_new(log: _Log, *, prefixed: bool, last: int = 0) -> None:
+def _print_by_time(logs: Sequence[_Log], last: int = 0) -> None:
+    """New lines of all logs in the order of their times; a line without one belongs to the line before it."""
+    lines: list[tuple[str, str]] = []
+    for log in logs:
+        at = ""
+        for line in _new_lines(log, last):
+            at = line[:TIME_LENGTH] if TIME.match(line) else at
+            lines.append((at, f"{log.pod}.{log.attempt} | {line}"))
+    lines.sort(key=lambda line: line[0])
+    for _, line in lines:
+        print(line)
+
+
+def _new_lines(log: _Log, last: int = 0) -> list[str]:
     """Whole lines that were not printed yet."""
     try:
         with log.path.open("rb") as file:
             file.seek(log.position)
             data = file.read()
     except FileNotFoundError:
-        return
+        return []
     whole = data[: data.rfind(b"\n") + 1]
     log.position += len(whole)
-    for line in whole.decode("utf-8", "replace").splitlines()[-last:]:
-        print(f"{log.pod}.{log.attempt} | {line}" if prefixed else line)
-    sys.stdout.flush()
+    return whole.decode("utf-8", "replace").splitlines()[-last:]

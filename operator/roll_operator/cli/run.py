@@ -102,7 +102,8 @@ async def _run(job: RLJob, folder: RunFolder, site: Site, state: State, view: Vi
             running = LocalRun(job, folder, site, backend, link, view.show, state)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, running.stop)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it to go on
+                    loop.add_signal_handler(number, running.stop)
             with view:
                 return await running.run()
     finally:
