@@ -188,6 +188,28 @@ def test_a_stall_without_a_leased_sample_is_the_trainers() -> None:
     assert result.record.restarts == {"trainer": 1}
 
 
+def test_a_process_that_stands_still_and_does_not_end_is_a_stall_too() -> None:
+    """Stopped by a signal, or in a dead lock: its pod runs, its stream is gone, and so is what it held."""
+    frozen = pod("sums-inference-0", started_at=NOW - 100)
+    heard = ready(*(p for p in everything() if p.name != frozen.name))
+    progress = replace(heard, last_progress_at=NOW - 100)
+    result = plan(
+        STALL,
+        silent(pods=everything(frozen), record=Record(was_running=True), progress=progress),
+        NOW,
+        SITE,
+    )
+    assert names(result.actions, StopPod) == ["sums-inference-0"]
+    assert result.record.stalled is not None
+    assert (
+        "pod sums-inference-0 runs, and the scheduler hears nothing"
+        in result.record.stalled.message
+    )
+    loads = everything(pod("sums-inference-0", started_at=NOW - 99))
+    earlier = silent(pods=loads, record=Record(was_running=True), progress=progress)
+    assert plan(STALL, earlier, NOW, SITE).record.stalled is None
+
+
 @pytest.mark.parametrize(
     "observed",
     [

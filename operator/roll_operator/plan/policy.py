@@ -9,7 +9,9 @@ from dataclasses import replace
 from roll_api import RLJob, spec_hash
 from roll_api.policy import MANAGER
 
+from roll_operator.plan.desired import desired_pods
 from roll_operator.plan.model import Failure, Observed, Pod, PodPhase, Record, Scope
+from roll_operator.plan.status import serves
 
 SCALABLE = ("inference", "reward", "environment")
 
@@ -117,21 +119,28 @@ def stalled(
 ) -> tuple[Pod | None, float | None]:
     """The pod that holds the job up, with the words that say so; or when to look again.
 
-    The clock runs only while all pods are ready and the scheduler answers: what is missing is no stall.
+    The clock runs only while all pods run and the scheduler answers: what is missing is no stall. A process that
+    stands still without an end is: its pod runs, and the scheduler hears nothing of it.
     """
     limit, progress = job.spec.run_policy.progress_deadline_seconds, observed.progress
-    if limit is None or progress is None or record.ready_since == 0:
+    running = {p.name: p for p in observed.pods if p.phase is PodPhase.RUNNING}
+    complete = all(place.name in running for place in desired_pods(job))
+    if limit is None or progress is None or not record.was_running or not complete:
         return None, None
-    since = max(progress.last_progress_at, record.ready_since)
+    mute = [pod for pod in running.values() if not serves(pod, observed)]
+    starts = [pod.started_at for pod in mute]  # one that still loads says nothing either
+    since = max(progress.last_progress_at, record.ready_since, *starts)
     if record.stalled is not None:
         since = max(since, record.stalled.at)
     if now < since + limit:
         return None, since + limit
-    running = {p.name: p for p in observed.pods if p.phase is PodPhase.RUNNING}
     held = progress.held
     pod = running.get(held.pod) if held else None
     why = f"no token, sample or step for {limit} s: "
-    if pod is not None and held is not None:
+    if mute:
+        pod = mute[0]
+        why += f"{pod.role} pod {pod.name} runs, and the scheduler hears nothing of it"
+    elif pod is not None and held is not None:
         why += f"{pod.role} pod {pod.name} has held sample {held.sample} ({held.stage}) for {held.seconds:.0f} s"
     else:
         pod = next((p for p in running.values() if p.role == "trainer"), None)
