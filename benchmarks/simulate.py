@@ -329,7 +329,7 @@ def simulate(
         tokens_per_tick=(trained_tokens - began_at[1]) / span,
         engine_idle=1 - occupied / (span * load.engines * load.slots),
         staleness=statistics.fmean(stale[warm:]),
-        length_ratio=window_tokens / admitted_tokens(load, warm, last),
+        length_ratio=window_tokens / (admitted_tokens(load, warm, last) or math.nan),
         waste=1 - trained_tokens / generated,
         trainer_idle=idle / span,
         micros_per_transition=spent / max(1, transitions) * 1e6,
