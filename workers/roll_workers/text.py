@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Message = dict[str, Any]
+FEW_TOKENS = 64  # a vocabulary of characters, which can be told
 _ACTION = Piece.ACTION
 # Stands for the policy's answer in a rendered conversation; no template and no text contains it.
 _ANSWER = "\ue000answer\ue000"
@@ -98,8 +99,11 @@ class Codec:
         try:
             return self.backend.encode(text, add_special_tokens=special).ids
         except Exception as error:  # the Rust side raises bare Exception
+            known = sorted(self.backend.get_vocab().items(), key=lambda token: token[1])
+            letters = "".join(token for token, _ in known if len(token) == 1)
+            why = f"it knows only the characters {letters}" if len(known) < FEW_TOKENS else error
             raise UserError(
-                f"the model's tokenizer can't encode {_shortened(text)}: {error}"
+                f"the model's tokenizer can't encode {_shortened(text)}: {why}"
             ) from None
 
     def decode(self, tokens: Sequence[int]) -> str:
