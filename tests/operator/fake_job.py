@@ -57,6 +57,7 @@ def scheduler() -> None:
                 has_validation=True,
                 validation_first=0.1,
                 validation_last=0.9,
+                validation_step=20,
             )
 
     async def serve() -> None:

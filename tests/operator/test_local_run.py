@@ -46,7 +46,7 @@ def test_a_job_runs_to_its_end_and_is_summed_up(start_run: Any) -> None:
     assert summary["phase"] == "Succeeded"
     assert summary["steps"] == 40
     assert summary["samples"]["trained"] == 40 * 32 * 8
-    assert summary["validationReward"] == {"first": 0.1, "last": 0.9}
+    assert summary["validationReward"] == {"first": 0.1, "last": 0.9, "step": 20}
     assert set(summary["restarts"].values()) == {0}
     assert all_gone(state)
 
@@ -266,6 +266,6 @@ def test_what_status_says_of_a_running_job(start_run: Any) -> None:
     assert document["phase"] == "Running"
     assert {"name", "role", "pid", "attempt", "state"} <= set(document["processes"][0])
     assert all(alive(p["pid"]) for p in document["processes"])
-    assert document["validationReward"] == {"first": 0.1, "last": 0.9}
+    assert document["validationReward"] == {"first": 0.1, "last": 0.9, "step": 20}
     assert document["samples"]["trained"] == document["step"] * 32 * 8
     assert document["samples"]["states"] == {"leased": 8}

@@ -41,8 +41,8 @@ def test_the_plain_line_says_it_all_in_one_line() -> None:
 
 
 def test_the_plain_line_shows_what_was_held_out() -> None:
-    validated = replace(RUNNING, progress=replace(SEEN, validation=(0.1, 0.55)))
-    assert plain_line(validated).endswith(" held-out 0.55")
+    seen = replace(SEEN, validation=(0.1, 0.55), validation_step=20)
+    assert plain_line(replace(RUNNING, progress=seen)).endswith(" held-out 0.55 (step 20)")
 
 
 def test_before_the_first_step_the_line_tells_what_is_waited_for() -> None:

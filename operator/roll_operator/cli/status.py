@@ -102,7 +102,12 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     ]
     if (held_out := document.get("validationReward")) is not None:
         known = [held_out["first"], held_out["last"]] if isinstance(held_out, dict) else [held_out]
-        lines.append(f"held out   {' → '.join(f'{figure:.3f}' for figure in known)}")
+        of = (
+            f" (step {held_out['step']})"
+            if isinstance(held_out, dict) and "step" in held_out
+            else ""
+        )
+        lines.append(f"held out   {' → '.join(f'{figure:.3f}' for figure in known)}{of}")
     lines += [
         f"samples    {samples.get('trained', 0)} trained, {_audit_text(samples)}"
         f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",

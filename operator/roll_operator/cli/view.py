@@ -62,7 +62,7 @@ def plain_line(now: Snapshot) -> str:
         f"stale {seen.staleness_max} restarts {status.restarts}"
     )
     if seen.validation is not None:
-        line += f" held-out {seen.validation[1]:.2f}"
+        line += f" held-out {seen.validation[1]:.2f} (step {seen.validation_step})"
     return line
 
 
@@ -176,7 +176,8 @@ def _picture(now: Snapshot, rewards: dict[int, float]) -> "Table":
         reward = "-" if seen.reward is None else f"{seen.reward:.3f}"
         grid.add_row("reward", f"{reward}  {sparkline([rewards[n] for n in sorted(rewards)])}")
         if seen.validation is not None:
-            grid.add_row("held out", f"{seen.validation[0]:.3f} → {seen.validation[1]:.3f}")
+            first, last = seen.validation
+            grid.add_row("held out", f"{first:.3f} → {last:.3f} (step {seen.validation_step})")
         samples = status.samples
         grid.add_row(
             "samples",

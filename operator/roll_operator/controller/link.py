@@ -87,6 +87,7 @@ def read_progress(reply: control_pb2.JobProgress) -> Progress:
         validation=(reply.validation_first, reply.validation_last)
         if reply.has_validation
         else None,
+        validation_step=reply.validation_step,
         samples_per_second=reply.samples_per_second,
         staleness_mean=reply.staleness_mean,
         staleness_max=reply.staleness_max,

@@ -70,7 +70,7 @@ class State:
                 if not self.held_out:
                     self.held_out.append((0, first))
                 if self.held_out[-1][1] != last:
-                    self.held_out.append((progress.step, last))
+                    self.held_out.append((progress.validation_step, last))
 
     def save(self, folder: RunFolder, job: RLJob, shown: Sequence[Process]) -> None:
         write_json(folder.path / "state.json", self.document(job, shown))
@@ -127,7 +127,11 @@ def progress_figures(seen: Progress, samples_per_step: int) -> dict[str, Any]:
         "reward": seen.reward,
         "validationReward": None
         if seen.validation is None
-        else {"first": seen.validation[0], "last": seen.validation[1]},
+        else {
+            "first": seen.validation[0],
+            "last": seen.validation[1],
+            "step": seen.validation_step,
+        },
         "samples": {
             "trained": seen.trained(samples_per_step),
             "redone": seen.redone,

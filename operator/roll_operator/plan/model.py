@@ -176,6 +176,8 @@ class Progress:
     reward: float | None = None
     validation: tuple[float, float] | None = None
     """First and last mean reward on held-out prompts."""
+    validation_step: int = 0
+    """Of the last one."""
     samples_per_second: float = 0.0
     staleness_mean: float = 0.0
     staleness_max: int = 0

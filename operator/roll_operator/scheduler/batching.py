@@ -124,6 +124,8 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
     state.record_batch(batch)
     state.formed = step
     state.asked = 0
+    if state.filtered_in_step < state.settings.filter_budget * state.settings.groups_per_step:
+        state.notices.pop("filter", None)
     state.filtered_in_step = 0
     if ages:
         state.counters["staleness_max"] = max(state.counters["staleness_max"], max(ages))

@@ -23,6 +23,8 @@ from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import Cause, Stage, Unit
 from roll_operator.scheduler.state import COMPLETE, JobState
 
+TOLD_SECONDS = 60.0  # a wait that is over is not told for ever
+
 
 def dispatch(state: JobState, now: float) -> None:
     """Call after any number of events: afterwards nothing that could happen waits."""
@@ -83,8 +85,11 @@ def tick(state: JobState, now: float) -> None:
 def _explain_waiting(state: JobState, now: float) -> None:
     """A trainer that waits for one long sample is told so, with the staleness that would end it.
 
-    Told again only when it would take more than was said before.
+    Told again only when it would take more than was said before, and not where something died meanwhile: that is
+    what was waited for.
     """
+    if now > state.waited_at + TOLD_SECONDS:
+        state.notices.pop("waiting", None)
     step = state.asked
     batches = sorted(b.formed for b in state.batches.values())[-8:]
     if not step or step != state.first_open_step or len(batches) < 2:
@@ -94,10 +99,13 @@ def _explain_waiting(state: JobState, now: float) -> None:
     if not late or period <= 0 or now - batches[-1] < 3 * period + 1:
         return
     oldest = min(late, key=lambda g: g.admitted)
+    away = any(worker.lost_at is not None for worker in state.workers.values())
+    if away or oldest.admitted <= max(state.opened, state.worker_lost_at):
+        return
     needed = math.ceil((now - oldest.admitted) / period)
     if needed <= max(state.staleness_advised, state.settings.max_staleness):
         return
-    state.staleness_advised = 2 * needed
+    state.staleness_advised, state.waited_at = 2 * needed, now
     state.notices["waiting"] = (
         f"step {step} waited for group {oldest.id}, under way for {now - oldest.admitted:.1f} s; "
         f"rollout.maxStaleness {needed} would hide such a sample (now {state.settings.max_staleness})"

@@ -112,9 +112,11 @@ def _filtered_out(state: JobState, group: Group) -> bool:
         f"{state.filtered_in_step} groups were filtered while step {state.first_open_step} "
         f"waited for {settings.groups_per_step}"
     )
-    state.notices.setdefault(
-        "filter", f"filter budget exhausted for the first time ({settings.on_exhausted}): {waits}"
-    )
+    if settings.on_exhausted == "Keep":
+        state.notices["filter"] = (
+            f"steps take groups that rollout.filter would drop, since its budget ({settings.filter_budget:g} × "
+            f"{settings.groups_per_step} groups a step) is spent: usual while nearly all answers are wrong, or right"
+        )
     if settings.on_exhausted == "Complete":
         state.ending = state.ending or f"filter budget exhausted: {waits}"
     elif settings.on_exhausted == "Fail":

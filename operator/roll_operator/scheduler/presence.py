@@ -258,6 +258,7 @@ def lost(state: JobState, worker: Worker, now: float) -> None:
     state.workers.pop(worker.id, None)
     if worker.role == "trainer":
         return
+    state.worker_lost_at = now
     state.pool(worker.pool).remove(worker)
     shared = len(worker.leases)
     for lease in list(worker.leases.values()):

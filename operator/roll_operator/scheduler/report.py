@@ -44,7 +44,8 @@ def dropped(counters: Counter[str]) -> dict[str, int]:
 
 def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress:
     newest = state.batches.get(state.reported)
-    means = [v.mean for v in state.validations if v.finished and v.mean is not None]
+    validated = [v for v in state.validations if v.finished and v.mean is not None]
+    means = [v.mean or 0.0 for v in validated]
     counts = Counter(u.state.name.lower() for g in state.groups.values() for u in g.units)
     workers = [
         control_pb2.WorkerState(
@@ -79,6 +80,7 @@ def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress
         validation_first=means[0] if means else 0.0,
         validation_last=means[-1] if means else 0.0,
         has_validation=bool(means),
+        validation_step=validated[-1].version if validated else 0,
         notices=notices,
         lineage=state.lineage,
         last_progress_at=state.last_progress,

@@ -220,6 +220,8 @@ class JobState:
     counters: Counter[str] = field(default_factory=Counter)
     pre_policy: int = 0  # samples that have not reached their first generation
     staleness_advised: int = 0
+    waited_at: float = 0.0  # when that was told
+    worker_lost_at: float = 0.0
     notices: dict[str, str] = field(default_factory=dict)
     writes: Writes = field(default_factory=Writes)
     out: Out = field(default_factory=Out)

@@ -113,9 +113,10 @@ def test_an_exhausted_budget_with_keep_lets_groups_through(world: MakeWorld) -> 
     job = exhausted(world, "Keep")
     assert job.state.counters["filtered"] == 2
     assert [g.state for g in job.state.groups.values()].count(GroupState.READY) == 1
-    assert "budget exhausted for the first time (Keep)" in job.state.notices["filter"]
+    assert "its budget (0.5 × 2 groups a step) is spent" in job.state.notices["filter"]
     job.run_to_the_end()
     assert job.state.finished == "complete"
+    assert "filter" not in job.state.notices, "it was true of the first step only"
 
 
 def test_the_budget_is_fresh_for_every_step(world: MakeWorld) -> None:
