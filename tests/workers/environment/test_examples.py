@@ -24,6 +24,7 @@ def example(name: str) -> tuple[RLJob, Path]:
         ("arithmetic.yaml", {"train": 800, "validation": 200}),
         ("custom_reward/job.yaml", {"train": 800, "validation": 200}),
         ("frozenlake.yaml", {"train": -1, "validation": 200}),
+        ("guess/job.yaml", {"train": -1, "validation": 100}),
     ],
 )
 def test_an_examples_environment_is_set_up(
@@ -32,6 +33,23 @@ def test_an_examples_environment_is_set_up(
     job, source = example(name)
     setup = Setup.of_job(job, tmp_path, source)
     assert {of.split: of.rows for of in setup.declared} == declared
+
+
+def test_guesses_narrow_the_range_until_the_secret_is_found(tmp_path: Path) -> None:
+    job, source = example("guess/job.yaml")
+    world = Setup.of_job(job, tmp_path, source).world
+    assert world is not None
+    for seed in range(20):
+        env = world.make()
+        low, high = map(int, env.reset(seed).text.rstrip("=").split(","))
+        assert (low, high) == (0, 9)
+        for _ in range(4):
+            step = env.step(str((low + high) // 2))
+            world.codec.encode(step.observation.text)  # in characters that the model knows
+            if step.done:
+                break
+            low, high = map(int, step.observation.text.rstrip("=").split(","))
+        assert (step.done, step.reward) == (True, 1.0), "halving takes at most 4 guesses"
 
 
 def test_the_custom_reward_is_loaded_and_judges() -> None:
