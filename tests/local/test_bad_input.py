@@ -119,7 +119,7 @@ def test_a_model_with_too_small_a_context(workshop: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import no_such_module\n", ["no_such_module"]),
+        ("import no_such_module\ndef score(response): ...\n", ["no_such_module"]),
         ("def score(:\n", ["rewards.py", "line 1"]),
         ("def other(): pass\n", ["score"]),
         (None, ["rewards.py"]),

@@ -7,12 +7,16 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-STEPS = 4
+STEPS = 20
 
 
 def test_prompts_answers_and_rewards_of_a_run_can_be_read(workshop: Any) -> None:
-    held_out = {"path": "builtin:largest-of-three/held-out", "everySteps": 2, "samples": 3}
-    changes = {"steps": STEPS, "data": {"validation": held_out}, "checkpoint": {"everySteps": 1}}
+    held_out = {"path": "builtin:largest-of-three/held-out", "everySteps": 10, "samples": 3}
+    changes = {
+        "steps": STEPS,
+        "data": {"validation": held_out},
+        "checkpoint": {"everySteps": 10, "keepLast": 1},
+    }
     run = workshop.start(workshop.write_job({"spec": changes}))
     assert run.finish() == 0, run.err
 

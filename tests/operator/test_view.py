@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from roll_api import JobStatus, RLJob
+from roll_operator.cli.status import dropped_text
 from roll_operator.cli.view import PlainView, news_line, plain_line, sparkline
 from roll_operator.controller.folder import RunFolder
 from roll_operator.controller.local import Snapshot
 from roll_operator.controller.summary import curve, draw
-from roll_operator.plan import FailJob, Failure, Process, Progress, Record, Restarted
+from roll_operator.plan import FailJob, Failure, Held, Process, Progress, Record, Restarted
 
 JOB = RLJob.parse(
     {
@@ -163,3 +164,16 @@ def test_on_a_terminal_there_is_one_live_picture(tmp_path: Path, job_file: Path)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue().decode())
     for word in ("40/40", "reward", "held out", "0.100 → 0.900", "staleness", "● ready", "/s"):
         assert word in text
+
+
+def test_what_was_not_trained_is_told_by_reason() -> None:
+    dropped = {"filtered": 40, "failed.input": 15, "cancelled.job-ended": 300}
+    assert dropped_text(dropped) == "15 failed (input), 40 filtered"
+
+
+def test_the_first_step_says_what_it_waits_for() -> None:
+    held = Held("sums-reward-0", "3/1", "score", 12.4)
+    seen = Progress(step=0, samples={"scored": 12, "leased": 244}, held=held)
+    assert plain_line(replace(RUNNING, progress=seen)) == (
+        "step 0/120: 12 of 256 samples scored; sums-reward-0 has been at the score of one for 12 s"
+    )

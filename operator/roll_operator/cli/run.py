@@ -18,6 +18,7 @@ from roll_operator.backends.logs import tail
 from roll_operator.cli.named import check
 from roll_operator.cli.not_yet import refuse_what_is_not_there
 from roll_operator.cli.overrides import override
+from roll_operator.cli.status import dropped_text
 from roll_operator.cli.validate import print_problems
 from roll_operator.cli.view import View, choose_view
 from roll_operator.controller import claim
@@ -101,9 +102,11 @@ async def _run(job: RLJob, folder: RunFolder, site: Site, state: State, view: Vi
         async with LocalBackend(folder.logs, mark) as backend:
             running = LocalRun(job, folder, site, backend, link, view.show, state)
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it to go on
-                    loop.add_signal_handler(number, running.stop)
+            stops = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it to go on
+                stops.append(signal.SIGHUP)
+            for number in stops:
+                loop.add_signal_handler(number, running.stop)
             with view:
                 return await running.run()
     finally:
@@ -200,6 +203,8 @@ def _print_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
         f"{summary['job']}: {summary['phase']} after {summary['steps']} steps in "
         f"{seconds - earlier:.0f} s{both}"
     )
+    if training_reward := summary.get("trainingReward"):
+        print(f"  training reward  {training_reward['first']:.3f} → {training_reward['last']:.3f}")
     if held_out := summary["validationReward"]:
         print(f"  held-out reward  {held_out['first']:.3f} → {held_out['last']:.3f}")
     for line in side_by_side(summary.get("firstAnswers", {}), summary.get("lastAnswers", {})):
@@ -208,6 +213,8 @@ def _print_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
         f"  samples          {samples['trained']} trained, {samples['lost']} lost, "
         f"{samples['trainedTwice']} trained twice"
     )
+    if dropped := dropped_text(samples.get("dropped", {})):
+        print(f"  not trained      {dropped}")
     if training := summary.get("trainingSeconds"):
         print(
             f"  speed            {summary['samplesPerSecond']:.3g} samples/s in the {training:.0f} s from "

@@ -8,6 +8,7 @@ from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
 from roll_operator.controller.folder import RunFolder
 
 HIDDEN = ("record",)
+LEFT_OVER = "cancelled.job-ended"
 
 
 def show_status(folder: RunFolder, *, as_json: bool) -> int:
@@ -93,7 +94,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         f"job        {document['job']}",
         f"phase      {document['phase']}" + ("" if document["running"] else " (not running)"),
     ]
-    if document.get("ready"):
+    if document.get("ready") and document["running"]:
         lines.append(f"ready      {document['ready']}")
     lines += [
         f"step       {document.get('step', 0)}/{document.get('steps', '?')}"
@@ -111,12 +112,22 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     lines += [
         f"samples    {samples.get('trained', 0)} trained, {_audit_text(samples)}"
         f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",
-        "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items()) or "none"),
+        "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items() if n) or "none"),
     ]
+    if dropped := dropped_text(samples.get("dropped") or {}):
+        lines.append(f"untrained  {dropped}")
     if document.get("message"):
         lines.append("message    " + "\n           ".join(document["message"].splitlines()))
     lines += [f"notice     {notice}" for notice in document.get("notices", [])]
     return lines
+
+
+def dropped_text(dropped: dict[str, int]) -> str:
+    """Samples that ended untrained, by reason; those that a job's end left over are none of anybody's business."""
+    reasons = {name: n for name, n in sorted(dropped.items()) if name != LEFT_OVER}
+    words = (name.partition(".") for name in reasons)
+    told = (f"{end} ({cause})" if cause else end for end, _, cause in words)
+    return ", ".join(f"{n} {said}" for n, said in zip(reasons.values(), told, strict=True))
 
 
 def _audit_text(samples: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from roll_api import RLJob
 
 from roll_operator.controller.local import Snapshot
-from roll_operator.plan import FailJob, Restarted, ready_count
+from roll_operator.plan import FailJob, Progress, Restarted, ready_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,6 +56,8 @@ def plain_line(now: Snapshot) -> str:
         at = f", to go on from step {seen.step}" if seen is not None and seen.step else ""
         ready = f"{ready_count(now.processes)} processes ready after {now.seconds:.0f} s"
         return f"{status.phase.lower()}: {ready}{at}"
+    if seen.step == 0:
+        return _first_step_line(now, seen)
     reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
     line = (
         f"step {seen.step}/{now.job.spec.steps} reward {reward} {seen.samples_per_second:.0f} samples/s "
@@ -63,6 +65,15 @@ def plain_line(now: Snapshot) -> str:
     )
     if seen.validation is not None:
         line += f" held-out {seen.validation[1]:.2f} (step {seen.validation_step})"
+    return line
+
+
+def _first_step_line(now: Snapshot, seen: Progress) -> str:
+    """What the first step waits for."""
+    of = now.job.spec.rollout.samples_per_step
+    line = f"step 0/{now.job.spec.steps}: {seen.samples.get('scored', 0)} of {of} samples scored"
+    if (held := seen.held) is not None and held.seconds >= 1:
+        line += f"; {held.pod} has been at the {held.stage} of one for {held.seconds:.0f} s"
     return line
 
 

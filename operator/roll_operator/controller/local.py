@@ -38,6 +38,8 @@ from roll_operator.plan.desired import uid_of
 from roll_operator.plan.model import SCHEDULER
 
 POLL_SECONDS = 0.5
+EARLY_SECONDS = 0.1
+"""Until the first validation is seen: a quick job's ledger soon prunes what was said in it."""
 RETRY_SECONDS = 0.2
 SAVE_SECONDS = 2.0
 """Figures are written this often; a change of the record or of a process is written at once."""
@@ -192,7 +194,12 @@ class LocalRun:
             if asked == self._scheduler():
                 self.progress, self.progress_from = answer, asked
             self._wake.set()
-            await _within(POLL_SECONDS, self._poll_now)
+            early = self.state.first_answers is None and answer is not None and self._validates()
+            await _within(EARLY_SECONDS if early else POLL_SECONDS, self._poll_now)
+
+    def _validates(self) -> bool:
+        data, world = self.job.spec.data, self.job.spec.environment
+        return bool((data and data.validation) or (world and world.validation))
 
     async def _sync(self) -> None:
         """Tells the scheduler who is there and who is gone, whenever that or the scheduler changed."""

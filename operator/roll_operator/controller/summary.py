@@ -56,6 +56,8 @@ def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
         document["ledgerProblems"] = found.problems
         if state.clock.training > 0:
             document["samplesPerSecond"] = round(found.trained / state.clock.training, 3)
+    means = [reward for _, reward in curve(folder)]
+    document["trainingReward"] = {"first": means[0], "last": means[-1]} if means else None
     document["firstAnswers"] = state.first_answers or {}
     document["lastAnswers"] = read_answers(folder, last=True) if state.first_answers else {}
     document["reason"] = state.status.reason
