@@ -18,6 +18,7 @@ from roll_operator.plan import (
     Scope,
     StartPod,
     StopPod,
+    doubtful,
     plan,
 )
 from support.plans import JOB, NOW, PLACES, SITE, everything, exited, make_job, names, pod, ready
@@ -153,6 +154,23 @@ def test_a_job_that_was_not_ready_in_time_tells_what_it_waited_for() -> None:
     result = plan(job, Observed(everything(stuck), Record(started_at=NOW - 60)), NOW, SITE)
     assert "runPolicy.preRunningDeadlineSeconds" in result.status.message
     assert "ErrImagePull: sums-reward-0: no such image" in result.status.message
+
+
+@pytest.mark.parametrize(
+    ("end", "progress", "doubt"),
+    [
+        (exited("sums-reward-0", 0), Progress(), True),
+        (exited("sums-reward-0", 0), Progress(finished=True), False),
+        (exited("sums-reward-0", 0), None, False),
+        (exited("sums-reward-0", 1), Progress(), False),
+        (pod("sums-reward-0"), Progress(), False),
+    ],
+)
+def test_who_ended_well_may_know_more_than_the_last_report(
+    end: Pod, progress: Progress | None, doubt: bool
+) -> None:
+    """The scheduler tells its workers at once that the job is over, the operator with its next report."""
+    assert doubtful(everything(end), progress) is doubt
 
 
 # Stalls.

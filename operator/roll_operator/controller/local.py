@@ -31,6 +31,7 @@ from roll_operator.plan import (
     StartPod,
     StopPod,
     desired_pods,
+    doubtful,
     plan,
     processes,
 )
@@ -92,6 +93,7 @@ class LocalRun:
             while True:
                 self._wake.clear()
                 self.backend.changed.clear()
+                await self._ask_again()
                 result = self._plan()
                 snapshot = self._snapshot(result)
                 self._save(result, snapshot)
@@ -113,6 +115,13 @@ class LocalRun:
             self.backend.kill_all()
         self.suspend = True
         self._wake.set()
+
+    async def _ask_again(self) -> None:
+        observed, asked = self._observed(), self._scheduler()
+        if doubtful(observed.pods, observed.progress):
+            answer = await self.link.progress()
+            if answer is not None and asked == self._scheduler():
+                self.progress = answer
 
     def _plan(self) -> Plan:
         observed = self._observed()

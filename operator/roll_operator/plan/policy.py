@@ -4,13 +4,14 @@ Invariants: a run ends for all pods together, and the next begins when none is l
 from one spec, the spec of record, in which only replicas, steps and what no process reads may change.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from roll_api import RLJob, spec_hash
 from roll_api.policy import MANAGER
 
 from roll_operator.plan.desired import desired_pods
-from roll_operator.plan.model import Failure, Observed, Pod, PodPhase, Record, Scope
+from roll_operator.plan.model import Failure, Observed, Pod, PodPhase, Progress, Record, Scope
 from roll_operator.plan.status import serves
 
 SCALABLE = ("inference", "reward", "environment")
@@ -148,6 +149,16 @@ def stalled(
     if pod is None:
         return None, None
     return replace(pod, ended_at=now, exit_code=None, message=why, reasons=("Stalled",)), None
+
+
+def doubtful(pods: Iterable[Pod], progress: Progress | None) -> bool:
+    """A worker that ended well may have been told that the job is over: its scheduler, whose last report is older,
+    is to be asked again before that end is judged."""
+    return (
+        progress is not None
+        and not progress.finished
+        and any(pod.exit_code == 0 and pod.phase is PodPhase.EXITED for pod in pods)
+    )
 
 
 def expired(job: RLJob, record: Record, now: float) -> tuple[bool, float | None]:

@@ -231,7 +231,8 @@ def progress(
     if tokens > held.tokens:
         held.tokens = tokens
         held.deadline = now + state.settings.no_progress
-        state.last_progress = now
+        if held.stage == GENERATE:  # of other stages the count says no more than "still at it"
+            state.last_progress = now
     if not partial or oldest is None or newest is None:
         return
     fresh = oldest >= state.min_version(held.unit.group)

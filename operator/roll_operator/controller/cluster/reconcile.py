@@ -33,6 +33,7 @@ from roll_operator.plan import (
     Progress,
     Record,
     StopPod,
+    doubtful,
     managed,
     plan,
 )
@@ -104,7 +105,7 @@ class Reconciler:
         observed = Observed(
             pods=tuple(sorted((f.pod for f in facts), key=lambda pod: pod.name)),
             record=record,
-            progress=self._links.progress(key),
+            progress=await self._progress(key, facts),
             suspend=job.spec.suspend,
             status=status,
             job_of_record=await self._job_of_record(entry, record),
@@ -131,6 +132,12 @@ class Reconciler:
         waits.append(await self._status.after_acts(entry, result, newest=newest))
         waits.append(REFUSED_SECONDS if refused else None)
         return min((max(0.0, w) for w in waits if w is not None), default=None)
+
+    async def _progress(self, key: str, facts: Sequence[PodFacts]) -> Progress | None:
+        known = self._links.progress(key)
+        if doubtful((f.pod for f in facts), known):
+            return await self._links.last_word(key) or known
+        return known
 
     async def _delete_job(self, entry: JobEntry) -> None:
         try:
