@@ -5,17 +5,20 @@ first, then those on a real API server, then those on a real cluster.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from support import real
+from support.s3 import S3Server
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 REAL: dict[str, Callable[[], str]] = {
+    "object_store": real.no_object_store,
     "api_server": real.no_api_server,
     "cluster": real.no_cluster,
     "ends_the_cluster": real.no_cluster,
@@ -46,3 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for why in terminalreporter.config.stash.get(LEFT_OUT, []):
         terminalreporter.write_line(why)
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A real S3 server, known to every process that is started from here."""
+    server = S3Server(tmp_path / "s3")
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    server.start()
+    yield server
+    server.stop()

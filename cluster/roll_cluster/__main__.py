@@ -52,7 +52,7 @@ def prepare(cluster: Cluster, options: argparse.Namespace) -> None:
     elif "etcd-server" in packages.missing():
         say("nothing is prepared for tests on a cluster: etcd is not installed, which needs root")
         return
-    binaries.build([], say)
+    binaries.build(binaries.TESTS, say)
     if os.geteuid() == 0 and not _given(cluster):
         with cluster.image_store() as containers:
             project.load_images(containers, say)

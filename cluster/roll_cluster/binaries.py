@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roll_cluster.processes import run
@@ -32,11 +32,14 @@ PROGRAMS = {
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
     "coredns": "./coredns",
-    # Not in the module: it asks for newer libraries, with which all the others would be built again.
-    "kwok": f"sigs.k8s.io/kwok/cmd/kwok@{KWOK}",
+    # Not in the module: they ask for other libraries, with which all the others would be built again.
     # An S3 server, for tests of checkpoints in an object store.
     "versitygw": f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW}",
+    # Nodes without machines, for benchmarks/operator.
+    "kwok": f"sigs.k8s.io/kwok/cmd/kwok@{KWOK}",
 }
+CLUSTER = tuple(name for name in PROGRAMS if name not in ("versitygw", "kwok"))
+TESTS = (*CLUSTER, "versitygw")
 
 
 def require(*programs: str) -> Path:
@@ -50,7 +53,7 @@ def require(*programs: str) -> Path:
     return folder
 
 
-def build(programs: list[str], say: Callable[[str], None]) -> None:
+def build(programs: Sequence[str], say: Callable[[str], None]) -> None:
     """Build what is missing of the given programs (all, if none is given)."""
     if unknown := sorted(set(programs) - set(PROGRAMS)):
         raise ClusterError(

@@ -71,7 +71,7 @@ class Cluster:
             self._own_folder()
             self._claim()
             packages.install(self.say)
-            binaries.build([], self.say)
+            binaries.build(binaries.CLUSTER, self.say)
             running = sum(process.pid is not None for process in self.processes)
             if running == len(self.processes):
                 self.say("the cluster is up already")
@@ -119,7 +119,7 @@ class Cluster:
 
     def _start(self) -> None:
         began = time.monotonic()
-        programs = binaries.require(*binaries.PROGRAMS)
+        programs = binaries.require(*binaries.CLUSTER)
         self.state.run.mkdir(parents=True, exist_ok=True)
         network.up(self.state.run / "kernel.json")
         for name in manifests.volume_names():

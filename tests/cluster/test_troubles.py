@@ -1,10 +1,14 @@
 """What docs/troubleshooting.md tells of, provoked: each symptom as a user sees it, and the way out of it."""
 
 import json
+from pathlib import Path
 
 import pytest
 from support.kubernetes import Kubernetes, Manifest, eventually, roll
-from support.rljobs import ROLES, Job, waiting
+from support.rljobs import ROLES, Job, training, waiting
+
+LONG = 1_000_000
+"""Steps of a job that is still at work when the test is over."""
 
 
 def condition(job: Job, kind: str) -> tuple[str, str]:
@@ -136,3 +140,44 @@ def test_a_change_that_running_pods_cannot_take_up_waits_for_a_suspension(
     job.until_pods_run(5)
     assert job.pod("reward")["metadata"]["labels"]["team"] == "blue"
     eventually("taken up", lambda: condition(job, "SpecChangePending")[0] == "False")
+
+
+def test_a_job_that_stands_still_says_who_holds_it_up(
+    operator: Kubernetes, namespace: str, tmp_path: Path
+) -> None:
+    """All pods serve, and one of them does not come to an end with what it was given."""
+    scorer = {"python": "rewards.py:score", "timeoutSeconds": 3000.0}
+    manifest = training("sums", steps=LONG, rewards=[{"name": "slow", "scorer": scorer}])
+    manifest["spec"]["rollout"]["retry"]["noProgressSeconds"] = 3000
+    manifest["spec"]["runPolicy"] = {"progressDeadlineSeconds": 10}
+    (tmp_path / "job.yaml").write_text(json.dumps(manifest))
+    slow = "import time\n\n\ndef score(response: str) -> float:\n    time.sleep(3000)\n    return 0.0\n"
+    (tmp_path / "rewards.py").write_text(slow)
+    said = roll(operator, "submit", tmp_path / "job.yaml", "-n", namespace)
+    assert said.returncode == 0, said.stderr
+    job = Job(operator, namespace, "sums")
+    job.until("counted", lambda status: status.get("restarts", 0) > 0, 180)
+    last = job.role("reward")["lastFailure"]
+    assert (last["pod"], last["reason"]) == ("sums-reward-0", "Stalled")
+    assert "no token, sample or step for 10 s: reward pod sums-reward-0 has held sample" in str(
+        last["message"]
+    )
+    events = operator.get("events", "-n", namespace)["items"]
+    told = [event["reason"] for event in events if event["involvedObject"]["kind"] == "RLJob"]
+    assert "Stalled" in told
+
+
+def test_a_job_whose_ledger_is_lost_goes_on_from_its_checkpoint(
+    operator: Kubernetes, namespace: str
+) -> None:
+    storage = {"size": "1Gi", "ledger": "EmptyDir"}
+    job = Job.apply(operator, namespace, training("sums", steps=LONG, storage=storage))
+    job.until("has a checkpoint", lambda status: status.get("checkpoint", 0) > 0, 180)
+    job.kubectl("delete", "pod", "sums-scheduler-0", "--wait=false")
+    eventually("LedgerLost", lambda: condition(job, "LedgerLost")[0] == "True", 120)
+    kept = job.status()["checkpoint"]
+    job.until(
+        "trains beyond its checkpoint",
+        lambda status: status["phase"] == "Running" and status["checkpoint"] > kept,
+    )
+    assert job.restarts() == {"trainer": 1}  # it was beyond the checkpoint from which all go on

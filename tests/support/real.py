@@ -6,6 +6,15 @@ import shutil
 from roll_cluster import ClusterError, binaries
 
 
+def no_object_store() -> str:
+    """Empty where an S3 server can be started."""
+    try:
+        binaries.require("versitygw")
+    except ClusterError as error:
+        return f"tests on an S3 server left out: {error}"
+    return ""
+
+
 def no_api_server() -> str:
     """Empty where one can be started."""
     why = "" if shutil.which("etcd") else "etcd is not installed"

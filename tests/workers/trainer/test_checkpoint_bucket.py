@@ -3,13 +3,12 @@
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from roll_api import RLJob
-from roll_cluster import ClusterError
 from roll_wire.trainer_pb2 import Checkpoint
 from roll_workers import __main__ as entry
 from roll_workers.errors import Unreachable, UserError
@@ -23,6 +22,8 @@ from support.s3 import S3Server
 from test_lost_ledger import Forgetful
 from test_processes import free_port
 from trainer_world import Scheduler, job
+
+pytestmark = pytest.mark.object_store
 
 URI = "s3://bucket/team/a"
 OURS = "team/a/j/uid"
@@ -38,18 +39,9 @@ FACTS = {
 }
 
 
-@pytest.fixture
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    try:
-        server = S3Server(tmp_path / "s3")
-    except ClusterError as error:
-        pytest.skip(f"tests on an S3 server left out: {error}")
-    for name, value in server.env.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "PATIENCE", 0.0)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
