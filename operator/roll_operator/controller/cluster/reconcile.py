@@ -102,6 +102,7 @@ class Reconciler:
         key, now = entry.key, self._wall()
         facts = await self._last_words(self._store.pods(key, entry.uid))
         status, record = entry.ahead or (entry.status, entry.record)
+        record = _with_spec(record, facts)
         observed = Observed(
             pods=tuple(sorted((f.pod for f in facts), key=lambda pod: pod.name)),
             record=record,
@@ -152,7 +153,7 @@ class Reconciler:
         spoken = {f.pod.uid: with_log(f, text) for f, text in zip(silent, lines, strict=True)}
         for told in spoken.values():
             self._store.annotate_pod(told)
-        return [replace(f, pod=spoken[f.pod.uid].pod) if f.pod.uid in spoken else f for f in facts]
+        return [spoken.get(f.pod.uid, f) for f in facts]
 
     async def _log(self, facts: PodFacts) -> str:
         namespace = facts.key.split("/")[0]
@@ -213,6 +214,12 @@ class Reconciler:
                     gone=tuple(sorted(fenced)),
                 )
         return None
+
+
+def _with_spec(record: Record, facts: Sequence[PodFacts]) -> Record:
+    """Pods may be there before their record: what they were made from is written on them."""
+    made_from = next((f.pod.spec_hash for f in facts if f.pod.spec_hash), "")
+    return record if record.spec_hash else replace(record, spec_hash=made_from)
 
 
 def _final(known: Progress | None, latest: Progress | None) -> Progress | None:

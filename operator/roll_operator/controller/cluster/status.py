@@ -93,9 +93,12 @@ class StatusWriter:
         metrics.STATUS_WRITES.labels(why).inc()
         status = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         status["record"] = write_record(result.record)
-        entry.ahead = None  # at once: the watch may tell of this write before its answer is here
+        entry.ahead = (
+            result.status,
+            result.record,
+        )  # what a write that fails leaves to the next plan
         await self._apply(entry, status, MANAGER)
-        entry.status, entry.record = result.status, result.record
+        entry.status, entry.record, entry.ahead = result.status, result.record, None
         entry.written_at = self._clock()
 
     async def _apply(self, entry: JobEntry, status: dict[str, Any], manager: str) -> None:

@@ -18,6 +18,11 @@ KEPT = (4, 4, 8)
 """Tokens that stay for others, by line."""
 
 
+def status_bucket(rate: float) -> TokenBucket:
+    """However few writes are allowed, it holds enough for everybody's turn to come."""
+    return TokenBucket(rate, max(rate, max(KEPT) + 1))
+
+
 class Turns:
     def __init__(self, bucket: TokenBucket, call: Callable[[str], None]) -> None:
         """`call` has the job looked at: its turn has come."""
