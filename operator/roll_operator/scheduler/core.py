@@ -59,8 +59,9 @@ def _assign(state: JobState, now: float) -> None:
 
 
 def _finish(state: JobState, now: float) -> None:
-    """The job ends when its last step is committed and the last validation is done."""
-    last = state.reported if state.ending else state.settings.steps
+    """The job ends when its last step is committed and the last validation is done. A batch that was recorded is
+    trained, also where no more are formed."""
+    last = state.formed if state.ending else state.settings.steps
     committed = state.checkpoints[-1].step if state.checkpoints else -1
     if state.reported < last or committed < last:
         return

@@ -13,6 +13,7 @@ from roll_wire import PROTOCOL, session_pb2, session_pb2_grpc, trainer_pb2, trai
 from roll_wire.session_pb2 import FromWorker, ToWorker
 
 from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
+from roll_operator.scheduler.ledger.sqlite import check_format, read_meta
 from roll_operator.scheduler.lifecycle import BatchState
 from roll_operator.scheduler.service import shard
 from roll_operator.scheduler.settings import Settings
@@ -41,6 +42,7 @@ class ReplayHub(trainer_pb2_grpc.TrainerServicer):
         if not (folder / "ledger.sqlite").exists():
             raise LedgerError(f"{folder}: there is no ledger to replay")
         self._ledger = SqliteLedger(folder, settings, read_only=True)
+        check_format(read_meta(self._ledger.reader), folder / "ledger.sqlite")
         self._batches: dict[int, Batch] = {
             b.step: b
             for b in self._ledger.batches()

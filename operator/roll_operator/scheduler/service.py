@@ -236,7 +236,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
     ) -> trainer_pb2.Batch:
         state, began = self._hub.state, time.time()
         while (left := began + LONG_POLL_SECONDS - time.time()) > 0:
-            if state.ending or state.finished:
+            if state.finished or (state.ending and request.step > state.formed):
                 return trainer_pb2.Batch(finished=True)
             batch = training.acquire(state, request.trainer.term, request.step, time.time())
             if batch is None:

@@ -153,6 +153,31 @@ def test_a_job_that_completes_early_waits_for_its_last_checkpoint(world: MakeWor
     assert job.state.checkpoints[-1].step == 2
 
 
+def test_a_job_that_completes_early_trains_what_was_recorded(world: MakeWorld) -> None:
+    """Its trainer dies after the last step and before that step's checkpoint: the batch is there, and is trained again."""
+    job = world(filter_by="mean", filter_above=0.0, filter_below=1.0, filter_budget=0.5,
+                on_exhausted="Complete")  # fmt: skip
+    job.train(2)
+    job.commit_checkpoint()
+    job.train(1)
+    job.fetch_all()
+    for group in sorted(job.state.groups)[:2]:
+        job.complete(group, rewards=[1.0])
+    assert job.state.ending and job.state.checkpoints[-1].step == 2
+    job.kill_trainer()
+    job.start_trainer()
+    job.trainer_turn()
+    job.trainer_turn()
+    job.flush()
+    assert job.state.reported == 2 and not job.state.finished
+    job.train(1)
+    job.commit_checkpoint()
+    job.flush()
+    assert job.state.finished == job.state.ending
+    assert job.state.checkpoints[-1].step == 3
+    assert job.audit().problems == [] and job.audit().live == 0
+
+
 def test_an_exhausted_budget_with_fail_says_what_to_do(world: MakeWorld) -> None:
     job = exhausted(world, "Fail")
     assert "filter budget exhausted" in job.state.error

@@ -47,7 +47,7 @@ def _fact(value: str) -> Any:
     return json.loads(value) if value.startswith(("[", "{")) else _plain(value)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _plain(value: str) -> Any:
     return json.loads(value)
 

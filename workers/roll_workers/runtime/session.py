@@ -352,7 +352,7 @@ class Session:
         if welcome.protocol != PROTOCOL:
             raise Refused(
                 "protocol",
-                f"the scheduler speaks protocol {welcome.protocol}, this worker {PROTOCOL}: "
+                f"the scheduler speaks protocol {welcome.protocol or 1}, this worker {PROTOCOL}: "
                 "use images of one release",
             )
         # All calls of this trainer carry the term it began with.

@@ -124,7 +124,7 @@ class Trainer:
             self.bookmark = self.calls.GetPosition(trainer_pb2.PositionRequest()).bookmark
             vouched = []  # what is saved now takes its place
         self.write_weights(step)
-        if manifest is None or manifest.lineage != self.lineage:
+        if lost or manifest is None or manifest.lineage != self.lineage:
             # Before anybody hears of the lineage, so that none is counted twice, even if the ledger is lost.
             # And before the first admission, which waits for version 0.
             self.checkpoint(step)

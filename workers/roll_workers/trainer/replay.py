@@ -92,7 +92,7 @@ def main() -> int:
         return 2
     except (Refused, Drained, Unreachable) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 3
+        return 4 if isinstance(error, Unreachable) else 3
 
 
 if __name__ == "__main__":

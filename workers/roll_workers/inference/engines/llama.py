@@ -74,6 +74,8 @@ class Llama:
             self.edges.pop()
             for blocks in self.blocks:
                 blocks.pop()
+        if self.edges[-1] == self.capacity:
+            return
         self.capacity = self.edges[-1]
         at = torch.arange(self.capacity)[None]
         cos, sin = self.model.model.rotary_emb(self.model.model.embed_tokens.weight, at)

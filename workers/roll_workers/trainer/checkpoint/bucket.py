@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import os
 import re
 import shutil
 import time
@@ -157,7 +158,9 @@ class Bucket:
     def _bring_metrics(self) -> None:
         source = f"{self._root}/{METRICS}"
         if self._store.get_file_info(source).type == stores.FileType.File:
-            self._download(source, self._metrics)
+            self._here.mkdir(parents=True, exist_ok=True)
+            self._download(source, self._here / METRICS)
+            os.replace(self._here / METRICS, self._metrics)  # whole, or not there
 
     def _patiently(self, act: Callable[[], T]) -> T:
         """Again and again for a while, unless it is the user's to mend."""
