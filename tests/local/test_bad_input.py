@@ -215,7 +215,7 @@ def assert_told_and_unharmed(run: Any, words: tuple[str, ...]) -> None:
 def test_a_full_disk_stops_the_run_and_room_lets_it_continue(
     workshop: Any, small_disk: Path
 ) -> None:
-    job = workshop.write_job({"spec": {"steps": 40, "checkpoint": {"everySteps": 2}}})
+    job = workshop.write_job({"spec": {"steps": 150, "checkpoint": {"everySteps": 2}}})
     run = workshop.start(job)
     run.wait_for_step(3)
     with kept_full(small_disk):
@@ -223,14 +223,14 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_continue(
     again = workshop.start(job)
     assert again.finish() == 0, again.err
     samples = again.summary()["samples"]
-    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (40 * 32, 0, 0)
+    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (150 * 32, 0, 0)
 
 
 @pytest.mark.slow
 def test_a_disk_that_turns_read_only_stops_the_run_and_a_writable_one_lets_it_continue(
     workshop: Any, small_disk: Path
 ) -> None:
-    job = workshop.write_job({"spec": {"steps": 40, "checkpoint": {"everySteps": 2}}})
+    job = workshop.write_job({"spec": {"steps": 150, "checkpoint": {"everySteps": 2}}})
     run = workshop.start(job)
     run.wait_for_step(3)
     # A remount is refused while files are open for writing: a second mount over it is not.
@@ -256,7 +256,7 @@ def test_a_read_only_folder_is_told_before_anything_starts(workshop: Any, small_
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     workshop: Any,
 ) -> None:
-    job = workshop.write_job({"spec": {"steps": 40, "checkpoint": {"everySteps": 2}}})
+    job = workshop.write_job({"spec": {"steps": 5000, "checkpoint": {"everySteps": 2}}})
     run = workshop.start(job)
     run.wait_for_step(6)
     run.interrupt()
@@ -269,10 +269,13 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     content[len(content) // 2] ^= 0xFF
     shard.write_bytes(content)
 
-    again = workshop.start(job)
+    steps = int(newest.name.split("-")[1]) + 10
+    again = workshop.start(
+        workshop.write_job({"spec": {"steps": steps, "checkpoint": {"everySteps": 2}}})
+    )
     assert again.finish() == 0, again.err
     step = int(before.name.split("-")[1])
     assert f"starting at step {step} " in again.logs("small-trainer-0")
     assert newest.name in again.logs("small-trainer-0")
     samples = again.summary()["samples"]
-    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (40 * 32, 0, 0)
+    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (steps * 32, 0, 0)

@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
-STEPS = 40
+STEPS = 150
 
 
 def trained_steps(run: Any) -> list[int]:

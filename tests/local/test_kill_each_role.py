@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(400)
 
-STEPS = 60
+STEPS = 150
 SAMPLES = STEPS * 32
 
 
