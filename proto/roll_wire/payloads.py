@@ -9,12 +9,14 @@ other order of fields is right too, and slower.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from roll_wire.session_pb2 import Assign, FromWorker, Results, ToWorker
 from roll_wire.trainer_pb2 import ShardChunk
 
 Payload = bytes | memoryview
 Columns = Results | Assign | ShardChunk
+C = TypeVar("C", Results, Assign, ShardChunk)
 
 
 def varint(number: int) -> bytes:
@@ -49,9 +51,8 @@ def write(columns: Columns, payloads: Sequence[Payload], within: bytes = b"") ->
 
 def read(message: bytes) -> tuple[FromWorker | Results, memoryview]:
     """A worker's message; of results only the columns, with the payloads beside them."""
-    if message.startswith(RESULTS) and (cut := _cut(message, Results, RESULTS)):
-        begins, ends, payloads = cut
-        return Results.FromString(message[begins:ends]), memoryview(message)[payloads:]
+    if message.startswith(RESULTS) and (split := _split(message, Results, RESULTS)):
+        return split
     parsed = FromWorker.FromString(message)
     if parsed.HasField("results"):
         return parsed.results, memoryview(parsed.results.payloads)
@@ -60,9 +61,8 @@ def read(message: bytes) -> tuple[FromWorker | Results, memoryview]:
 
 def read_assign(message: bytes) -> tuple[ToWorker | Assign, memoryview]:
     """A scheduler's message; of tasks only the columns, with the payloads beside them."""
-    if message.startswith(ASSIGN) and (cut := _cut(message, Assign, ASSIGN)):
-        begins, ends, payloads = cut
-        return Assign.FromString(message[begins:ends]), memoryview(message)[payloads:]
+    if message.startswith(ASSIGN) and (split := _split(message, Assign, ASSIGN)):
+        return split
     parsed = ToWorker.FromString(message)
     if parsed.HasField("assign"):
         return parsed.assign, memoryview(parsed.assign.payloads)
@@ -71,11 +71,19 @@ def read_assign(message: bytes) -> tuple[ToWorker | Assign, memoryview]:
 
 def read_chunk(message: bytes) -> tuple[ShardChunk, memoryview]:
     """The columns of a share, with the payloads beside them."""
-    if cut := _cut(message, ShardChunk):
-        begins, ends, payloads = cut
-        return ShardChunk.FromString(message[begins:ends]), memoryview(message)[payloads:]
+    if split := _split(message, ShardChunk):
+        return split
     parsed = ShardChunk.FromString(message)
     return parsed, memoryview(parsed.payloads)
+
+
+def _split(message: bytes, of: type[C], within: bytes = b"") -> tuple[C, memoryview] | None:
+    """The columns parsed, and a view of the payloads, if these are all the rest."""
+    cut = _cut(message, of, within)
+    if cut is None:
+        return None
+    begins, ends, payloads = cut
+    return of.FromString(message[begins:ends]), memoryview(message)[payloads:]
 
 
 def _cut(message: bytes, of: type[Columns], within: bytes = b"") -> tuple[int, int, int] | None:

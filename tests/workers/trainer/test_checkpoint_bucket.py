@@ -21,22 +21,13 @@ from roll_workers.trainer.strategies.torch import TorchStrategy
 from support.s3 import S3Server
 from test_lost_ledger import Forgetful
 from test_processes import free_port
-from trainer_world import Scheduler, job
+from trainer_world import FACTS, Scheduler, job
 
 pytestmark = pytest.mark.object_store
 
 URI = "s3://bucket/team/a"
 OURS = "team/a/j/uid"
 SECONDS = 200
-FACTS = {
-    "job": "j",
-    "job_uid": "uid",
-    "lineage": 1,
-    "world": 1,
-    "seed": 1,
-    "weights_digest": "",
-    "controllers": {},
-}
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,7 @@ from roll_workers.runtime.trainer_session import TrainerSession
 from roll_workers.trainer.checkpoint import CheckpointStore, place_of, verify
 from roll_workers.trainer.loop import Trainer
 from roll_workers.trainer.strategies.torch import TorchStrategy
-from trainer_world import Scheduler, job
-
-FACTS = {
-    "job": "j",
-    "job_uid": "uid",
-    "lineage": 1,
-    "world": 1,
-    "seed": 1,
-    "weights_digest": "",
-    "controllers": {},
-}
+from trainer_world import FACTS, Scheduler, job
 
 
 @contextmanager

@@ -27,6 +27,16 @@ from roll_workers.runtime.trajectory import (
 )
 
 VOCABULARY = 15
+FACTS: dict[str, Any] = {
+    "job": "j",
+    "job_uid": "uid",
+    "lineage": 1,
+    "world": 1,
+    "seed": 1,
+    "weights_digest": "",
+    "controllers": {},
+}
+"""What a manifest says of the job whose checkpoint it is."""
 
 
 def job(model: Path, **spec: Any) -> RLJob:
