@@ -202,6 +202,23 @@ def kept_full(disk: Path) -> Iterator[None]:
         (disk / ".filler").unlink()
 
 
+@contextlib.contextmanager
+def turned_read_only(disk: Path) -> Iterator[None]:
+    """Lays a read-only view over the disk: a remount in place is refused while a file is being written."""
+    view = disk.parent / "read-only"
+    view.mkdir()
+    subprocess.run(["mount", "--bind", str(disk), str(view)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(view)], check=True)
+        subprocess.run(["mount", "--bind", str(view), str(disk)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(disk)], check=True)
+    finally:
+        subprocess.run(["umount", "-l", str(view)], check=True)
+
+
 def assert_told_and_unharmed(run: Any, words: tuple[str, ...]) -> None:
     assert run.finish(120) not in (0, 130)
     assert "Traceback" not in run.err.splitlines()[-1]
@@ -233,13 +250,8 @@ def test_a_disk_that_turns_read_only_stops_the_run_and_a_writable_one_lets_it_co
     job = workshop.write_job({"spec": {"steps": 150, "checkpoint": {"everySteps": 2}}})
     run = workshop.start(job)
     run.wait_for_step(3)
-    # A remount is refused while files are open for writing: a second mount over it is not.
-    subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
-    subprocess.run(["mount", "-o", "remount,ro,bind", str(small_disk)], check=True)
-    try:
+    with turned_read_only(small_disk):
         assert_told_and_unharmed(run, ("Read-only", "read-only", "readonly"))
-    finally:
-        subprocess.run(["umount", "-l", str(small_disk)], check=True)
     again = workshop.start(job)
     assert again.finish() == 0, again.err
     assert again.summary()["samples"]["lost"] == 0

@@ -73,10 +73,11 @@ def test_a_result_travels_with_all_that_was_said_about_it() -> None:
 def test_a_scheduler_of_another_release_is_refused_in_one_sentence() -> None:
     async def main() -> None:
         scheduler = Scheduler(free_port())
-        scheduler.welcome = Welcome(term=1)
+        scheduler.welcome = Welcome(term=1)  # as the first release says it: without a number
         await scheduler.start()
         with pytest.raises(
-            errors.Refused, match="protocol 0, this worker 2: use images of one release"
+            errors.Refused,
+            match=f"protocol 1, this worker {PROTOCOL}: use images of one release",
         ):
             async with Session(config_for(scheduler.port), pool="reward", credits=8):
                 pass
