@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from roll_api import JobStatus, RLJob
-from roll_operator.cli.status import dropped_text
+from roll_operator.cli.status import dropped_text, status_lines
 from roll_operator.cli.view import PlainView, news_line, plain_line, sparkline
 from roll_operator.controller.folder import RunFolder
 from roll_operator.controller.local import Snapshot
@@ -39,6 +39,13 @@ RUNNING = Snapshot(JOB, JobStatus(phase="Running", restarts=0), SEEN, (), Record
 
 def test_the_plain_line_says_it_all_in_one_line() -> None:
     assert plain_line(RUNNING) == "step 37/120 reward 0.61 812 samples/s stale 1 restarts 0"
+
+
+def test_a_speed_is_told_without_an_exponent() -> None:
+    fast = replace(SEEN, samples_per_second=2223.4)
+    assert " 2,220 samples/s " in plain_line(replace(RUNNING, progress=fast))
+    slow = {"job": "sums", "phase": "Running", "running": True, "samplesPerSecond": 0.042}
+    assert any(line.endswith(" 0.042/s, stale 0") for line in status_lines(slow))
 
 
 def test_the_plain_line_shows_what_was_held_out() -> None:

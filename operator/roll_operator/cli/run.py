@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_api import InvalidJob, RLJob, load_job
+from roll_api.figures import figure
 
 from roll_operator.backends.local import LocalBackend, free_port, port_is_free
 from roll_operator.backends.logs import tail
@@ -217,7 +218,7 @@ def _print_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
         print(f"  not trained      {dropped}")
     if training := summary.get("trainingSeconds"):
         print(
-            f"  speed            {summary['samplesPerSecond']:.3g} samples/s in the {training:.0f} s from "
+            f"  speed            {figure(summary['samplesPerSecond'], 3)} samples/s in the {training:.0f} s from "
             "when all processes were ready"
         )
     print(f"  staleness        at most {summary['stalenessMax']}")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from roll_api.figures import figure
 from roll_wire import control_pb2, session_pb2
 
 from roll_operator.cli.ledger import ledger_settings
@@ -97,7 +98,7 @@ def show_ended(folder: RunFolder, *, limit: int, reward_below: float | None, as_
         for told in found
     ]
     print(_table(rows, ENDED))
-    asked = "" if reward_below is None else f" with a reward below {reward_below:g}"
+    asked = "" if reward_below is None else f" with a reward below {figure(reward_below)}"
     print(
         f"the newest {len(rows)} that have ended{asked}; --id tells all of one"
         if rows
@@ -138,8 +139,8 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
         turn = f" of turn {said.turn}" if told.said[-1].turn else ""
         print(f"\n--- {said.kind}{turn}, {said.tokens} tokens{end}\n{said.text}")
     if told.reward is not None:
-        parts = ", ".join(f"{name} {value:g}" for name, value in told.parts.items())
-        print(f"\n--- reward {told.reward:g}" + (f" ({parts})" if parts else ""))
+        parts = ", ".join(f"{name} {figure(value)}" for name, value in told.parts.items())
+        print(f"\n--- reward {figure(told.reward)}" + (f" ({parts})" if parts else ""))
     facts = " ".join(f"{key}={json.dumps(value)}" for key, value in told.facts.items())
     print(f"\n--- row: {facts}" if facts else "", end="\n" if facts else "")
     return 0
@@ -256,5 +257,5 @@ def _cell(key: str, row: dict[str, Any]) -> str:
     if key in ("ageSeconds", "stageSeconds"):
         return f"{value:.1f} s"
     if key == "reward" and value is not None:
-        return f"{value:g}"
+        return figure(value)
     return "-" if value in (None, "") else str(value)

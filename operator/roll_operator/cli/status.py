@@ -4,6 +4,8 @@ import json
 import sqlite3
 from typing import Any
 
+from roll_api.figures import figure
+
 from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
 from roll_operator.controller.folder import RunFolder
 
@@ -111,7 +113,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"held out   {' → '.join(f'{figure:.3f}' for figure in known)}{of}")
     lines += [
         f"samples    {samples.get('trained', 0)} trained, {_audit_text(samples)}"
-        f"{document.get('samplesPerSecond', 0):.0f}/s, stale {document.get('stalenessMax', 0)}",
+        f"{figure(document.get('samplesPerSecond', 0), 3)}/s, stale {document.get('stalenessMax', 0)}",
         "restarts   " + (", ".join(f"{role} {n}" for role, n in restarts.items() if n) or "none"),
     ]
     if dropped := dropped_text(samples.get("dropped") or {}):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from roll_api import RLJob
+from roll_api.figures import figure
 
 from roll_operator.controller.local import Snapshot
 from roll_operator.plan import FailJob, Progress, Restarted, ready_count
@@ -60,7 +61,7 @@ def plain_line(now: Snapshot) -> str:
         return _first_step_line(now, seen)
     reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
     line = (
-        f"step {seen.step}/{now.job.spec.steps} reward {reward} {seen.samples_per_second:.0f} samples/s "
+        f"step {seen.step}/{now.job.spec.steps} reward {reward} {figure(seen.samples_per_second, 3)} samples/s "
         f"stale {seen.staleness_max} restarts {status.restarts}"
     )
     if seen.validation is not None:
@@ -192,7 +193,7 @@ def _picture(now: Snapshot, rewards: dict[int, float]) -> "Table":
         samples = status.samples
         grid.add_row(
             "samples",
-            f"{seen.samples_per_second:.0f}/s, {samples.trained} trained, {samples.in_flight} in flight",
+            f"{figure(seen.samples_per_second, 3)}/s, {samples.trained} trained, {samples.in_flight} in flight",
         )
         grid.add_row("staleness", f"mean {seen.staleness_mean:.1f}, max {seen.staleness_max}")
     for role in dict.fromkeys(process.role for process in now.processes):

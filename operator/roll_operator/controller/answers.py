@@ -6,6 +6,8 @@ The ledger prunes the details of early steps: the first answers are read when th
 import sqlite3
 from typing import Any
 
+from roll_api.figures import figure
+
 from roll_operator.controller.folder import RunFolder
 
 PROMPTS = 3
@@ -60,4 +62,4 @@ def side_by_side(first: Answers, last: Answers) -> list[str]:
 
 
 def _scored(reward: float | None) -> str:
-    return "" if reward is None else f"({reward:g})"
+    return "" if reward is None else f"({figure(reward)})"

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 from roll_api import RLJob
+from roll_api.figures import figure
 
 from roll_workers.environment.envs.dataset import Columns, facts_of
 from roll_workers.environment.envs.rows import Rows, read_rows
@@ -114,8 +115,8 @@ def _responses(
 
 
 def _shown(reward: Reward) -> str:
-    parts = ", ".join(f"{name} {value:g}" for name, value in reward.parts.items())
-    return f"{reward.value:g}  ({parts})"
+    parts = ", ".join(f"{name} {figure(value)}" for name, value in reward.parts.items())
+    return f"{figure(reward.value)}  ({parts})"
 
 
 def main(arguments: Sequence[str]) -> int:
