@@ -131,11 +131,13 @@ def test_what_a_run_on_one_machine_does_not_do_is_refused_at_once(
     job_file: Path, tmp_path: Path
 ) -> None:
     changes = ("pipeline=SFT", "suspend=true", "roles.trainer.gpu.count=1", "rewards=[]")
+    changes += ("roles.inference.engine.kind=vllm", "roles.trainer.strategy.kind=fsdp2")
     sets = [part for change in changes for part in ("--set", change)]
     shown = roll("run", str(job_file), "--output", str(tmp_path / "run"), *sets)
     assert shown.returncode == 2
-    assert len(shown.stderr.splitlines()) == 3
-    for key in ("pipeline", "suspend", "roles.trainer.gpu"):
+    assert len(shown.stderr.splitlines()) == 5
+    kinds = ("roles.inference.engine.kind", "roles.trainer.strategy.kind")
+    for key in ("pipeline", "suspend", "roles.trainer.gpu", *kinds):
         assert f": spec.{key}: " in shown.stderr
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""What a job names, looked at before anything starts: files, what they define, rows, builtins, kinds.
+"""What a job names, looked at before anything starts: files, what they define, rows, builtins.
 
 Invariant: nothing of the user's is run here, and nothing is said of what only a worker can know (hub ids, whether a
 file imports). What `check` finds is wrong wherever the job runs; an absolute path alone may be there on a cluster.
@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roll_api import JobSpec, Problem, RLJob, builtins
+from roll_api import Problem, RLJob, builtins
 from roll_api.problems import Loc, dotted
 
 from roll_operator.cli.rows import look_at_data
 from roll_operator.cli.source import DATA, HUB_ID, names_of_files
 
-ENGINES = ("transformers",)
-STRATEGIES = ("torch",)
 METHODS = ("reset", "step")
 
 
@@ -30,7 +28,7 @@ class Checked:
 
 def check(job: RLJob, file: Path) -> Checked:
     root, found = file.resolve().parent, Checked()
-    wrong: list[tuple[Loc, str]] = list(_kinds(job.spec))
+    wrong: list[tuple[Loc, str]] = []
     absent: list[tuple[Loc, str]] = []
     for loc, name in names_of_files(job.spec):
         python = loc[-1] == "python"
@@ -72,17 +70,6 @@ def check(job: RLJob, file: Path) -> Checked:
                 key: Loc = ("spec", *loc)
                 into.append(Problem(str(file), document.line(key), dotted(key), said))
     return found
-
-
-def _kinds(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
-    """What the contract has a word for, and no worker of this version can do."""
-    engine, strategy = spec.roles.inference.engine.kind, spec.roles.trainer.strategy.kind
-    if engine not in ENGINES:
-        said = f"{engine} is not supported yet, {' and '.join(ENGINES)} is"
-        yield ("roles", "inference", "engine", "kind"), said
-    if strategy not in STRATEGIES:
-        said = f"{strategy} is not supported yet, {' and '.join(STRATEGIES)} is"
-        yield ("roles", "trainer", "strategy", "kind"), said
 
 
 def _must_be_a_path(name: str, loc: Loc) -> bool:

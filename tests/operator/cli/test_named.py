@@ -182,8 +182,6 @@ def test_of_a_large_file_the_beginning_is_looked_at_and_that_is_said(folder: Pat
         ("model.path", "./model", "there is no file or folder model"),
         ("data.train.path", "builtin:nothing/held-out", "there is no builtin:nothing; there are"),
         ("data.train.path", "other.jsonl", "there is no file or folder other.jsonl"),
-        ("roles.inference.engine", {"kind": "vllm"}, "vllm is not supported yet, transformers is"),
-        ("roles.trainer", {"strategy": {"kind": "fsdp2"}}, "fsdp2 is not supported yet, torch is"),
     ],
 )
 def test_what_is_not_there(folder: Path, key: str, value: Any, said: str) -> None:

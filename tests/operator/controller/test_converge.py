@@ -1,5 +1,6 @@
 """An RLJob becomes its objects on a real API server, and stays what it should be."""
 
+import copy
 from typing import Any
 
 from roll_operator.backends.kubernetes import owner_of
@@ -139,9 +140,13 @@ def test_a_stranger_with_the_name_of_a_pod_is_left_alone(
     eventually("all pods", lambda: all_there(world, namespace))
 
 
-def test_a_job_that_cannot_be_read_says_so_once_and_stops_nobody(
+def test_a_job_that_cannot_be_read_or_run_says_so_once_and_stops_nobody(
     world: World, namespace: str, operator: Start, job: dict[str, Any]
 ) -> None:
+    later = copy.deepcopy(job)
+    later["metadata"]["name"] = "later"
+    later["spec"]["roles"]["inference"]["engine"] = {"kind": "vllm"}
+    world.create("rljobs", namespace, later)
     job["metadata"]["name"] = "broken"
     world.create("rljobs", namespace, job)
     path = f"{world.path('rljobs', namespace, 'broken')}/status"
@@ -151,14 +156,19 @@ def test_a_job_that_cannot_be_read_says_so_once_and_stops_nobody(
     running = operator()
     eventually("the sound job", lambda: set(PLACES) <= set(names(pods(world, namespace))))
 
-    def told() -> list[str]:
-        conditions = world.job(namespace, "broken")["status"].get("conditions", [])
+    def told(name: str = "broken") -> list[tuple[str, str]]:
+        conditions = world.job(namespace, name).get("status", {}).get("conditions", [])
         return [
-            c["message"] for c in conditions if c["type"] == "Invalid" and c["status"] == "True"
+            (c["reason"], c["message"])
+            for c in conditions
+            if c["type"] == "Invalid" and c["status"] == "True"
         ]
 
     eventually("the condition", told)
-    assert "record" in told()[0]
+    assert told()[0][0] == "CannotBeRead" and "record" in told()[0][1]
+    eventually("the other condition", lambda: told("later"))
+    key = "roles.inference.engine.kind"
+    assert told("later") == [("NotSupported", f"{key}: vllm is not supported yet, transformers is")]
     assert names(pods(world, namespace)) == PLACES
     events = [e for e in world.events(namespace) if e["involvedObject"]["name"] == "broken"]
     assert [e["reason"] for e in events] == ["Invalid"]

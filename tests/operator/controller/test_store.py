@@ -14,6 +14,11 @@ from roll_operator.controller.cluster.store import Store
 from roll_operator.plan import PodPhase
 from support.operator_world import JOB
 
+LATER = JOB["spec"]["roles"] | {
+    "inference": {"engine": {"kind": "vllm"}},
+    "trainer": {"strategy": {"kind": "fsdp2"}},
+}
+
 
 def manifest(uid: str = "u1", version: int = 1, **more: Any) -> dict[str, Any]:
     metadata = {
@@ -216,17 +221,30 @@ def test_an_unchanged_spec_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "said", "reason"),
     [
-        ({"spec": {}}, "spec.model"),
-        ({"spec": {**JOB["spec"], "steps": "many"}}, "spec.steps"),
-        ({"status": {"record": {"scopes": 7}}}, "record"),
-        ({"spec": {**JOB["spec"], "pipeline": "SFT"}}, "pipeline: SFT is not supported yet"),
+        ({"spec": {}}, "spec.model", "CannotBeRead"),
+        ({"spec": {**JOB["spec"], "steps": "many"}}, "spec.steps", "CannotBeRead"),
+        ({"status": {"record": {"scopes": 7}}}, "record", "CannotBeRead"),
+        (
+            {"spec": {**JOB["spec"], "pipeline": "SFT"}},
+            "pipeline: SFT is not supported yet, RLVR and Agentic are",
+            "NotSupported",
+        ),
+        (
+            {"spec": {**JOB["spec"], "roles": LATER}},
+            "roles.inference.engine.kind: vllm is not supported yet, transformers is; "
+            "roles.trainer.strategy.kind: fsdp2 is not supported yet, torch is",
+            "NotSupported",
+        ),
     ],
 )
-def test_a_job_that_cannot_be_read_is_kept_with_the_reason(more: dict[str, Any], said: str) -> None:
+def test_a_job_that_cannot_be_run_is_kept_with_the_reason(
+    more: dict[str, Any], said: str, reason: str
+) -> None:
     entry = read_job(stored(**more))
     assert entry.job is None and said in entry.problem
+    assert entry.reason == reason
     assert read_job(stored(2), entry).job is not None, "mended"
 
 

@@ -11,7 +11,7 @@ from roll_operator.plan.not_yet import not_yet
 from roll_operator.plan.record import read_record
 
 INVALID = "Invalid"
-"""Type of the condition of a job that cannot be read."""
+"""Type of the condition of a job that cannot be read, or asks for what is not there yet."""
 
 KEPT = ("name", "namespace", "uid", "generation", "labels", "annotations", "creationTimestamp")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -39,7 +39,7 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
             entry.job = RLJob.parse_stored({**manifest, "metadata": kept, "status": None})
             entry.spec_hash = spec_hash(entry.job)
             if asked := "; ".join(f"{k}: {m}" for k, m in not_yet(entry.job.spec, cluster=True)):
-                entry.job, entry.problem = None, asked
+                entry.job, entry.problem, entry.reason = None, asked, "NotSupported"
     except (ValidationError, TypeError, ValueError, AttributeError) as error:
         entry.problem = _said(error)
     try:
@@ -49,7 +49,7 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
     except (ValidationError, TypeError, ValueError) as error:
         # Acting on a record that is not understood could start what must not run twice.
         entry.job, entry.problem = None, f"status.record cannot be read: {_said(error)}"
-        entry.record = Record()
+        entry.reason, entry.record = "CannotBeRead", Record()
     return entry
 
 

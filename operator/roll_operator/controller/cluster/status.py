@@ -79,7 +79,7 @@ class StatusWriter:
         condition = {
             "type": INVALID,
             "status": "True" if entry.problem else "False",
-            "reason": "CannotBeRead" if entry.problem else "Read",
+            "reason": entry.reason if entry.problem else "Read",
             "message": entry.problem,
             "lastTransitionTime": timestamp(now),
             "observedGeneration": entry.generation,

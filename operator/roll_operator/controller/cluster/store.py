@@ -27,8 +27,10 @@ class JobEntry:
     version: int
     generation: int
     job: RLJob | None
-    """None: it cannot be read; `problem` says why."""
+    """None: it cannot be read, or not be run; `problem` says why."""
     problem: str = ""
+    reason: str = "CannotBeRead"
+    """`problem` in one word."""
     deleting: bool = False
     status: JobStatus | None = None
     record: Record = field(default_factory=Record)
