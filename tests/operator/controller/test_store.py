@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from roll_api import JobStatus
 from roll_operator.backends.kubernetes import PodFacts, read_pod, wants_log, with_log
+from roll_operator.controller.cluster.events import name_of
 from roll_operator.controller.cluster.metrics import kind_of
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.settings import BadSettings, Settings
 from roll_operator.controller.cluster.store import Store
-from roll_operator.plan import PodPhase
+from roll_operator.plan import Announce, PodPhase, Record
 from support.operator_world import JOB
 
 LATER = JOB["spec"]["roles"] | {
@@ -218,6 +220,20 @@ def test_an_unchanged_spec_is_not_read_again() -> None:
     assert second.job is first.job and first.job is not None
     assert second.status is not None and second.status.phase == "Running"
     assert "managedFields" not in (first.job.metadata.model_extra or {})
+
+
+def test_each_transition_between_two_writes_is_an_event_of_its_own() -> None:
+    running = Announce("Normal", "Running", "all pods are ready")
+    status = {"phase": "Recovering"}
+    entry = read_job(stored(status=status))
+    first = name_of(entry, running)
+    assert name_of(entry, running) == first, "told again, since an act failed after it"
+    for phase in ("Running", "Recovering"):  # planned, and not written yet
+        entry.ahead = JobStatus(phase=phase), Record()
+    second = name_of(entry, running)
+    assert second != first
+    assert name_of(read_job(stored(status=status)), running) == first, "the next operator's"
+    assert name_of(read_job(stored(2, status=status)), running) not in (first, second)
 
 
 @pytest.mark.parametrize(

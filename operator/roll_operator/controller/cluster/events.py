@@ -1,7 +1,8 @@
 """Events for people, one at each transition.
 
-An Event's name is made from what it tells about: told again by an operator that was killed in between, it is
-the same Event, and the API server says that it is there already.
+An Event's name is made from what it tells about: told again by an operator that was killed in between, or after an
+act that failed, it is the same Event, and the API server says that it is there already. The same words about
+another transition are another Event, also where no status was written in between.
 """
 
 import hashlib
@@ -30,9 +31,7 @@ class Events:
     async def tell(self, entry: JobEntry, what: Announce) -> None:
         """Never raises for an Event that is refused: it is a courtesy."""
         now = timestamp(self._wall())
-        # The version is that of the status which tells the same: each transition has its own.
-        about = f"{entry.uid}/{entry.version}/{what.reason}/{what.message}"
-        name = f"{entry.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+        name = name_of(entry, what)
         body = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -60,3 +59,18 @@ class Events:
             return
         except ApiError as error:
             log.warning("%s: the event %s was not written: %s", entry.key, what.reason, error)
+
+
+def name_of(entry: JobEntry, what: Announce) -> str:
+    """The version is that of the status which tells the same. Transitions between two writes are numbered: each
+    begins from a status of its own, and the first has the same name whoever tells it."""
+    begins = entry.ahead[0] if entry.ahead else entry.status
+    same = entry.version, what.reason, what.message
+    number, before = entry.told.get(same, (0, None))
+    if number == 0 or before is not begins:
+        number += 1
+    entry.told = {key: known for key, known in entry.told.items() if key[0] == entry.version}
+    entry.told[same] = number, begins
+    about = f"{entry.uid}/{entry.version}/{what.reason}/{what.message}"
+    about += f"/{number}" if number > 1 else ""
+    return f"{entry.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"

@@ -41,6 +41,8 @@ class JobEntry:
     """When this process last wrote the status, on its own clock."""
     ahead: tuple[JobStatus, Record] | None = None
     """What the newest plan says and the cluster does not yet: it waits for its turn."""
+    told: dict[tuple[int, str, str], tuple[int, JobStatus | None]] = field(default_factory=dict)
+    """Events by version, reason and message: how many, and the status that the last one began from."""
 
     @property
     def key(self) -> str:
