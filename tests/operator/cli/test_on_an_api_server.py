@@ -86,6 +86,20 @@ def refused(said: Said, *words: str) -> None:
         assert word in said.stderr
 
 
+def who_may(world: World, namespace: str, *kinds: tuple[str, str]) -> Path:
+    """The kubeconfig of somebody who may do everything with these kinds, and nothing else."""
+    somebody = world.server.folder / f"half-{namespace}"
+    world.server.keys.kubeconfig(somebody, world.server.url, "half", "nobody")
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rules = [{"apiGroups": [group], "resources": [kind], "verbs": ["*"]} for group, kind in kinds]
+    world.call("POST", f"{rbac}/roles", {"metadata": {"name": "half"}, "rules": rules})
+    subject = {"kind": "User", "name": "half", "apiGroup": "rbac.authorization.k8s.io"}
+    role = {"kind": "Role", "name": "half", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = {"metadata": {"name": "half"}, "subjects": [subject], "roleRef": role}
+    world.call("POST", f"{rbac}/rolebindings", binding)
+    return somebody
+
+
 def test_a_job_and_its_files_arrive_together(world: World, namespace: str, job_file: Path) -> None:
     said = roll(world, "submit", job_file, "-n", namespace)
     assert (said.returncode, said.stderr) == (0, "")
@@ -183,15 +197,7 @@ def test_who_may_not_look_is_told_so(world: World, namespace: str, command: str)
 
 
 def test_who_may_not_send_files_sends_no_job(world: World, namespace: str, job_file: Path) -> None:
-    half = world.server.folder / "half"
-    world.server.keys.kubeconfig(half, world.server.url, "half", "nobody")
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    rules = [{"apiGroups": ["roll.dev"], "resources": ["rljobs"], "verbs": ["*"]}]
-    world.call("POST", f"{rbac}/roles", {"metadata": {"name": "half"}, "rules": rules})
-    subject = {"kind": "User", "name": "half", "apiGroup": "rbac.authorization.k8s.io"}
-    role = {"kind": "Role", "name": "half", "apiGroup": "rbac.authorization.k8s.io"}
-    binding = {"metadata": {"name": "half"}, "subjects": [subject], "roleRef": role}
-    world.call("POST", f"{rbac}/rolebindings", binding)
+    half = who_may(world, namespace, ("roll.dev", "rljobs"))
     said = roll(world, "submit", job_file, "-n", namespace, kubeconfig=half)
     refused(said, "forbidden", "configmaps")
     assert world.all("rljobs", namespace) == []
@@ -301,6 +307,14 @@ def test_a_node_that_does_not_answer_is_one_line(world: World, running: str) -> 
     world.run_pod(running, "sums-scheduler-0", "scheduler")
     refused(roll(world, "samples", "sums", "-n", running), "pod sums-scheduler-0")
     refused(roll(world, "logs", "sums", "trainer-0", "-n", running))
+
+
+def test_who_may_see_pods_and_not_their_logs_does_not_wait_for_them(
+    world: World, running: str
+) -> None:
+    reader = who_may(world, running, ("roll.dev", "rljobs"), ("", "pods"))
+    said = roll(world, "logs", "sums", "--follow", "-n", running, kubeconfig=reader)
+    refused(said, "forbidden", "pods/log", '"half"')
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def follow_logs(cluster: Cluster, job: str, choice: Choice) -> int:
                 known[log.uid].start()
         if logs:
             last = 0
-        if any(follower.unread for follower in known.values()):
-            raise BrokenPipeError  # `| head` has seen enough
+        for follower in known.values():
+            if follower.stopped is not None:
+                raise follower.stopped
         phase = ((found or {}).get("status") or {}).get("phase")
         if (found is None or phase in AT_REST) and not any(t.is_alive() for t in known.values()):
             return 0
@@ -58,7 +59,9 @@ class Follower(threading.Thread):
         super().__init__(daemon=True)
         self._cluster, self._log, self._lock, self._last = cluster, log, lock, last
         self.shown_until = since
-        self.ended = self.unread = False
+        self.ended = False
+        self.stopped: BrokenPipeError | errors.Forbidden | None = None
+        """`| head` has seen enough, or logs are not for this user to read: all following ends."""
 
     def run(self) -> None:
         try:
@@ -67,8 +70,8 @@ class Follower(threading.Thread):
                     print(f"{self._log.title} | {line}", flush=True)
                 self.shown_until = stamp
             self.ended = True
-        except BrokenPipeError:
-            self.unread = True
+        except (BrokenPipeError, errors.Forbidden) as stopped:
+            self.stopped = stopped
         except (errors.ApiError, RunError):
             return  # it has not started yet, or the stream broke: asked again
 
