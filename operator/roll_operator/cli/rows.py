@@ -87,6 +87,12 @@ def _wrong_with(line: bytes, source: DataSource, rewards: Sequence[Reward]) -> I
             f"no text in {source.prompt_key!r} and no {source.messages_key!r}; its columns are "
             f"{', '.join(row) or '(none)'}; promptKey and messagesKey name others"
         )
+    if messages is not None and not (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(m, dict) and "role" in m and "content" in m for m in messages)
+    ):
+        yield f"{source.messages_key!r} is not a list of {{role, content}} messages"
     tag = source.tag if row.get(source.tag_key) is None else str(row[source.tag_key])
     judges = [reward for reward in rewards if not reward.tags or tag in reward.tags]
     if rewards and not judges:

@@ -121,6 +121,10 @@ def test_an_environment_needs_its_two_methods(folder: Path, code: str, said: lis
         ("", ["rows.jsonl has no rows"]),
         ("[1]\n", ["rows.jsonl, line 1: list instead of an object"]),
         (
+            '{"messages": [{"role": "user"}]}\n',
+            ["rows.jsonl, line 1: 'messages' is not a list of {role, content} messages"],
+        ),
+        (
             '{"prompt": "1"}\n{"prompt"\n\n{"q": "1"}\n',
             [
                 "rows.jsonl, line 2: not JSON: Expecting ':' delimiter: line 2 column 1 (char 10)",

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROLL = str(Path(sys.executable).with_name("roll"))
 ROWS: list[dict[str, Any]] = [
     {"prompt": "3,7,5=", "answer": "7", "level": 2},
@@ -93,6 +95,16 @@ def test_a_row_without_the_answer_that_a_function_asks_for_is_told(tmp_path: Pat
     done = roll_reward(tmp_path, "def score(response, answer): return 1.0\n", rows=rows)
     assert done.returncode == 1
     assert "rewards.py:score needs answer, which the data row does not have" in done.stderr
+
+
+@pytest.mark.parametrize("messages", ["what?", [], ["what?"], [{"role": "user"}]])
+def test_a_row_whose_messages_are_none_is_one_sentence(tmp_path: Path, messages: Any) -> None:
+    rows = [ROWS[0], {"messages": messages, "answer": "7"}]
+    done = roll_reward(tmp_path, "def score(response): return 1.0\n", rows=rows)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {tmp_path / 'rows.jsonl'}, line 2: 'messages' is not a list of {{role, content}} messages\n"
+    )
 
 
 def test_a_file_that_does_not_import_ends_it_at_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import uvloop
 from roll_api import RLJob
 from roll_api.figures import figure
 
-from roll_workers.environment.envs.dataset import Columns, facts_of
+from roll_workers.environment.envs.dataset import Columns, check_prompt, facts_of
 from roll_workers.environment.envs.rows import Rows, read_rows
 from roll_workers.errors import UserError
 from roll_workers.reward.rewards import Rewards
@@ -57,11 +57,9 @@ async def _judge_rows(
 ) -> int:
     judged, seconds, problems, tags = 0, 0.0, [], set()
     for index in range(min(rows, len(data))):
-        facts = facts_of(data[index], columns)
-        if not isinstance(facts["prompt"], str):
-            raise UserError(
-                f"{data.where(index)}: no text in {columns.prompt!r} and no {columns.messages!r}"
-            )
+        row = data[index]
+        check_prompt(data, index, row, columns, "train")
+        facts = facts_of(row, columns)
         answer = facts.get("answer")
         expects = "no answer" if answer is None else f"answer {answer!r:.80}"
         print(f"{data.where(index)}: {facts['prompt']!r:.120}, {expects}")

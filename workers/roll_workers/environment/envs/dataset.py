@@ -67,6 +67,24 @@ def facts_of(row: Row, columns: Columns) -> dict[str, Any]:
     return facts
 
 
+def check_prompt(rows: Rows, index: int, row: Row, columns: Columns, split: str) -> None:
+    """UserError for a row that asks nothing, or not as a prompt is written."""
+    messages, prompt = row.get(columns.messages), row.get(columns.prompt)
+    if messages is None and not (isinstance(prompt, str) and prompt):
+        raise UserError(
+            f"{rows.where(index)}: no text in {columns.prompt!r} and no {columns.messages!r}; its columns "
+            f"are {', '.join(row) or '(none)'}; data.{split}.promptKey and messagesKey name others"
+        )
+    if messages is not None and not (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(m, dict) and "role" in m and "content" in m for m in messages)
+    ):
+        raise UserError(
+            f"{rows.where(index)}: {columns.messages!r} is not a list of {{role, content}} messages"
+        )
+
+
 def permutation(seed: int, epoch: int, content_hash: str, rows: int) -> npt.NDArray[np.int64]:
     """The order of the rows in one epoch."""
     digest = hashlib.blake2b(f"{seed}/{epoch}/{content_hash}".encode(), digest_size=16).digest()
@@ -110,9 +128,8 @@ class DataSet:
         messages = row.get(columns.messages)
         if messages is not None:
             return messages, self._chat_tokens(index, messages)
-        prompt = row.get(columns.prompt)
-        if not isinstance(prompt, str):
-            raise UserError(self._no_prompt(index, row))
+        check_prompt(self.rows, index, row, columns, self.split)
+        prompt: str = row[columns.prompt]
         if self.chat:
             return prompt, self._chat_tokens(index, [{"role": "user", "content": prompt}])
         return prompt, self._encoded(index, lambda: self.codec.encode(prompt))
@@ -122,7 +139,7 @@ class DataSet:
         allowed: dict[str, tuple[bool, bool]] = {}
         rendered = self.chat
         for index, row in enumerate(self.rows):
-            self._check_columns(index, row)
+            check_prompt(self.rows, index, row, self.columns, self.split)
             rendered = rendered or row.get(self.columns.messages) is not None
             tag = tag_of(row, self.columns)
             if tag not in allowed:
@@ -146,20 +163,6 @@ class DataSet:
                 "a chat template (the tokenizer has none, or use is Never)"
             )
         self._check_lengths()
-
-    def _check_columns(self, index: int, row: Row) -> None:
-        messages, prompt = row.get(self.columns.messages), row.get(self.columns.prompt)
-        if messages is None and not (isinstance(prompt, str) and prompt):
-            raise UserError(self._no_prompt(index, row))
-        if messages is not None and not (
-            isinstance(messages, list)
-            and messages
-            and all(isinstance(m, dict) and "role" in m and "content" in m for m in messages)
-        ):
-            raise UserError(
-                f"{self.rows.where(index)}: {self.columns.messages!r} is not a list of "
-                "{role, content} messages"
-            )
 
     def _check_lengths(self) -> None:
         """Tokens are counted only where the number of bytes leaves a doubt: a token is at least one."""
@@ -199,13 +202,6 @@ class DataSet:
                 f"of {self.codec.context} leaves {limit} beside rollout.sampling.maxNewTokens"
             )
         return tokens
-
-    def _no_prompt(self, index: int, row: Row) -> str:
-        return (
-            f"{self.rows.where(index)}: no text in {self.columns.prompt!r} and no "
-            f"{self.columns.messages!r}; its columns are {', '.join(row) or '(none)'}; "
-            f"data.{self.split}.promptKey and messagesKey name others"
-        )
 
     def _order_of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         return permutation(self.seed, epoch, self.content_hash, len(self.rows))
