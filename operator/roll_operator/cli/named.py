@@ -30,6 +30,11 @@ def check(job: RLJob, file: Path) -> Checked:
     root, found = file.resolve().parent, Checked()
     wrong: list[tuple[Loc, str]] = []
     absent: list[tuple[Loc, str]] = []
+    parameters = {
+        reward.name: _needs(root, reward.scorer.python)
+        for reward in job.spec.rewards
+        if reward.scorer.python
+    }
     for loc, name in names_of_files(job.spec):
         python = loc[-1] == "python"
         path = name.rpartition(":")[0] if python else name
@@ -58,7 +63,7 @@ def check(job: RLJob, file: Path) -> Checked:
             assert job.spec.data is not None
             split = job.spec.data.train if loc[1] == "train" else job.spec.data.validation
             assert split is not None
-            looked = look_at_data(place, split, job.spec.rewards)
+            looked = look_at_data(place, split, job.spec.rewards, parameters)
             wrong += [(loc, said) for said in looked.wrong]
             found.notes += [looked.note] if looked.note else []
     if wrong or absent:
@@ -101,6 +106,22 @@ def _code(place: Path, reference: str, *, world: bool) -> Iterator[str]:
         missing = [method for method in METHODS if method not in dict(_defined(by.body))]
         if missing:
             yield f"{place}, line {by.lineno}: {name} has no {' and no '.join(missing)}"
+
+
+def _needs(root: Path, reference: str) -> frozenset[str]:
+    """Parameters without a default; none where the file says nothing certain."""
+    path, _, name = reference.rpartition(":")
+    try:
+        tree = ast.parse((root / Path(path).expanduser()).read_bytes())
+    except (OSError, SyntaxError, ValueError, RuntimeError):
+        return frozenset()  # told where the file itself is looked at
+    function = dict(_defined(tree.body)).get(name)
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or function.decorator_list:
+        return frozenset()
+    at, by_name = [*function.args.posonlyargs, *function.args.args], function.args.kwonlyargs
+    needed = at[: len(at) - len(function.args.defaults)]
+    needed += [a for a, d in zip(by_name, function.args.kw_defaults, strict=True) if d is None]
+    return frozenset(argument.arg for argument in needed)
 
 
 _OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -5,7 +5,7 @@ Invariant: no more than LINES lines are read, however large the file; workers re
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,8 @@ from roll_api.rewards import Reward
 LINES = 10_000
 TOLD = 10
 """Different mistakes, and lines of each."""
+GIVEN = {"prompt", "response", "tag", "tokens", "turns"}
+"""What a function of the user's gets whatever its row has."""
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 
 
@@ -27,8 +29,13 @@ class Looked:
     """How much of a large file was looked at."""
 
 
-def look_at_data(place: Path, source: DataSource, rewards: Sequence[Reward]) -> Looked:
-    """`place` is there."""
+def look_at_data(
+    place: Path,
+    source: DataSource,
+    rewards: Sequence[Reward],
+    parameters: Mapping[str, frozenset[str]],
+) -> Looked:
+    """`place` is there; `parameters` are what rewards with a function of the user's cannot do without, by name."""
     if place.is_dir():
         some = any(file.suffix in SUFFIXES for file in place.rglob("*"))
         return Looked([] if some else [f"the folder {place} has no {', '.join(SUFFIXES)} files"])
@@ -41,19 +48,19 @@ def look_at_data(place: Path, source: DataSource, rewards: Sequence[Reward]) -> 
             if place.suffix == ".json" and file.read(64).lstrip()[:1] == b"[":
                 return Looked(note=f"{place.name}, one JSON list, was not looked at")
             file.seek(0)
-            return _look_at_lines(place, file, source, rewards)
+            return _look_at_lines(
+                place, file, lambda line: _wrong_with(line, source, rewards, parameters)
+            )
     except OSError as error:
         return Looked([f"{place} cannot be read: {error.strerror}"])
 
 
-def _look_at_lines(
-    place: Path, lines: Any, source: DataSource, rewards: Sequence[Reward]
-) -> Looked:
+def _look_at_lines(place: Path, lines: Any, wrong_with: Callable[[bytes], Iterator[str]]) -> Looked:
     rows, wrong = 0, dict[str, list[int]]()
     for number, line in enumerate(islice(lines, LINES), start=1):
         if line.strip():
             rows += 1
-            for said in islice(_wrong_with(line, source, rewards), 1):
+            for said in islice(wrong_with(line), 1):
                 wrong.setdefault(said, []).append(number)
     looked = Looked([f"{place}, {_numbers(at)}: {said}" for said, at in wrong.items()][:TOLD])
     if len(wrong) > TOLD:
@@ -72,7 +79,12 @@ def _numbers(lines: list[int]) -> str:
     return f"lines {', '.join(map(str, lines[:TOLD]))}{more}"
 
 
-def _wrong_with(line: bytes, source: DataSource, rewards: Sequence[Reward]) -> Iterator[str]:
+def _wrong_with(
+    line: bytes,
+    source: DataSource,
+    rewards: Sequence[Reward],
+    parameters: Mapping[str, frozenset[str]],
+) -> Iterator[str]:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -99,6 +111,19 @@ def _wrong_with(line: bytes, source: DataSource, rewards: Sequence[Reward]) -> I
         yield f"no reward has the tag {tag!r} of this row"
     if row.get(source.answer_key) is None and any(map(_needs_answer, judges)):
         yield f"no {source.answer_key!r}, which its rewards compare with; answerKey names another"
+    for judge in judges:
+        given = GIVEN | judge.scorer.options.keys() | {_known_as(key, source) for key in row}
+        if missing := parameters.get(judge.name, frozenset()) - given:
+            yield (
+                f"no {', '.join(sorted(missing))}, which {judge.scorer.python} asks for; its columns are "
+                f"{', '.join(row)}"
+            )
+
+
+def _known_as(column: str, source: DataSource) -> str:
+    """The name under which a function gets a column."""
+    roles = {source.answer_key: "answer", source.messages_key: "messages"}
+    return roles.get(column, column)
 
 
 def _needs_answer(reward: Reward) -> bool:

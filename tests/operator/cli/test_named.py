@@ -170,6 +170,40 @@ def test_rows_need_an_answer_and_a_reward_where_they_are_judged_by_it(folder: Pa
     ]
 
 
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        ("def score(response, answer): ...", "answer"),
+        ("async def score(response, level, *, hint, depth=1): ...", "hint, level"),
+        ("def score(prompt, response, tag, tokens, turns, answer='', **facts): ...", None),
+        ("def score(level, bonus, task): ...", "level"),
+        ("import functools\n@functools.cache\ndef score(answer): ...", None),
+    ],
+)
+def test_rows_have_the_columns_that_a_function_asks_for(
+    folder: Path, code: str, missing: str | None
+) -> None:
+    (folder / "rewards.py").write_text(code)
+    (folder / "rows.jsonl").write_text('{"prompt": "x", "task": "y"}\n')
+    options = {"spec.rewards.0.scorer.options": {"bonus": 1}}
+
+    assert errors(folder, options) == (
+        []
+        if missing is None
+        else [
+            f"spec.data.train.path: rows.jsonl, line 1: no {missing}, which rewards.py:score asks for; "
+            "its columns are prompt, task"
+        ]
+    )
+
+
+def test_a_column_by_another_name_is_the_answer(folder: Path) -> None:
+    (folder / "rewards.py").write_text("def score(response, answer): ...")
+    (folder / "rows.jsonl").write_text('{"prompt": "x", "result": "y"}\n')
+
+    assert errors(folder, {"spec.data.train.answerKey": "result"}) == []
+
+
 def test_of_a_large_file_the_beginning_is_looked_at_and_that_is_said(folder: Path) -> None:
     (folder / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * LINES + "nothing\n")
 

@@ -97,6 +97,18 @@ def test_a_row_without_the_answer_that_a_function_asks_for_is_told(tmp_path: Pat
     assert "rewards.py:score needs answer, which the data row does not have" in done.stderr
 
 
+def test_a_column_that_a_function_looks_up_in_vain_is_told_with_those_that_there_are(
+    tmp_path: Path,
+) -> None:
+    code = "def score(response, **facts):\n    return float(response == facts['gold'])\n"
+    done = roll_reward(tmp_path, code, "--rows", "1", "--response", "7")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: 1 of 1 answers could not be judged; the first: rewards.py:score raised: rewards.py, line 2: "
+        "KeyError: 'gold' (it is given answer, level, prompt, response, tag, tokens, turns)\n"
+    )
+
+
 @pytest.mark.parametrize("messages", ["what?", [], ["what?"], [{"role": "user"}]])
 def test_a_row_whose_messages_are_none_is_one_sentence(tmp_path: Path, messages: Any) -> None:
     rows = [ROWS[0], {"messages": messages, "answer": "7"}]

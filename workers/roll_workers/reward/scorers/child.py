@@ -68,10 +68,14 @@ class Function:
         reward = as_reward(result, self.name)
         return {"value": reward.value, "parts": reward.parts, "turns": reward.turns}
 
-    def failure(self, error: BaseException) -> dict[str, Any]:
+    def failure(self, error: BaseException, given: dict[str, Any]) -> dict[str, Any]:
         if isinstance(error, ScorerError):
             return {"error": str(error)}
-        return {"error": f"{self.name} raised: {describe(error, self.path)}"}
+        said = f"{self.name} raised: {describe(error, self.path)}"
+        # `**facts` asks for nothing by name: what is not there is found when it is looked up.
+        if self.takes_all and isinstance(error, KeyError) and error.args[0] not in given:
+            said += f" (it is given {', '.join(sorted(given))})"
+        return {"error": said}
 
 
 def serve(function: Function, requests: BinaryIO, send: Callable[[dict[str, Any]], None]) -> None:
@@ -81,7 +85,7 @@ def serve(function: Function, requests: BinaryIO, send: Callable[[dict[str, Any]
         try:
             answer = function.answer(function.call(**function.arguments(given)))
         except BaseException as error:  # also sys.exit: the user's function does not end us
-            answer = function.failure(error)
+            answer = function.failure(error, given)
         send({"id": number, **answer})
 
 
@@ -97,7 +101,7 @@ async def serve_async(
                 result = await function.call(**function.arguments(given))
             answer = function.answer(result)
         except BaseException as error:
-            answer = {"timeout": True} if limit.expired() else function.failure(error)
+            answer = {"timeout": True} if limit.expired() else function.failure(error, given)
         send({"id": number, **answer})
 
     running: set[asyncio.Task[None]] = set()
