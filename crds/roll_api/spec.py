@@ -65,7 +65,7 @@ class JobSpec(Model):
     """When and before whom the pods of the job get their nodes. Has no effect on one machine."""
 
     storage: Storage = Storage(size="10Gi")
-    """Where checkpoints and weights lie on a cluster."""
+    """Where checkpoints and weights lie. On one machine only `uri` counts: otherwise they are in the run's folder."""
 
     weights: Weights = Weights()
     """How new weights reach the inference role."""

@@ -6,7 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from roll_api import builtins, load_job
+from roll_api import builtins, crd, load_job, reference
 from roll_operator.cli.overrides import override
 from roll_workers.builtin.data import builtin_rows
 from roll_workers.builtin.models import CHARSETS, SMOLLM2, resolve_model
@@ -72,6 +72,14 @@ def test_the_table_of_builtin_data_is_that_of_the_code() -> None:
         first = made[0]
         text = first.get("prompt") or first["messages"][-1]["content"]
         assert (prompt.split("`")[1], answer.strip("`")) == (text, first["answer"])
+
+
+def test_generated_files_are_named_as_such() -> None:
+    """By what `make generate` runs."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = [crd.TARGET, reference.TARGET, crd.IN_CHART.parent]
+    for target in targets:
+        assert f"`{target.relative_to(ROOT)}" in page
 
 
 def test_the_files_that_the_architecture_names_exist() -> None:
