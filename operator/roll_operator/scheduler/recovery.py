@@ -1,7 +1,8 @@
 """A lost ledger is not a lost job: it goes on from a checkpoint that only the trainer's storage knows.
 
 Every checkpoint's manifest carries a bookmark, which its trainer stores and does not read. When a ledger that
-knows no checkpoint is told to start from one, it takes the bookmark over: the data goes on where it was.
+knows no checkpoint is told to start from one, it takes the bookmark over: the data goes on where it was. The
+checkpoint of step 0 may be this ledger's own, saved and not committed yet: the bookmark names its ledger.
 
 Invariant: nothing that the lost ledger gave out is taken for something of the new one. It may have gone on for a
 while after the bookmark was made, so numbers go on far beyond it: terms, by which leases and trainers are
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 from roll_operator.scheduler.state import JobState
 
@@ -24,6 +26,7 @@ GROUPS_SKIPPED = 1_000_000
 def bookmark(state: JobState) -> str:
     return json.dumps(
         {
+            "ledger": state.ledger,
             "cursor": state.cursor,
             "next_group": state.next_group,
             "lineage": state.lineage,
@@ -33,11 +36,13 @@ def bookmark(state: JobState) -> str:
     )
 
 
-def recover(state: JobState, step: int, mark: str, lineage: int) -> None:
-    """Before a rewind to `step`: does nothing unless this ledger can't know of it."""
-    if step == 0 or state.checkpoints or state.formed:
-        return
-    known: dict[str, int] = json.loads(mark or "{}")
+def recover(state: JobState, step: int, mark: str, lineage: int) -> bool:
+    """Before a rewind to `step`: whether a ledger before this one was lost. Otherwise it does nothing."""
+    known: dict[str, Any] = json.loads(mark or "{}")
+    if state.checkpoints or state.formed:
+        return False
+    if step == 0 and known.get("ledger", state.ledger) == state.ledger:
+        return False
     state.cursor = known.get("cursor", 0)
     state.next_group = known.get("next_group", 1) + GROUPS_SKIPPED
     state.lineage = max(state.lineage, lineage, known.get("lineage", 0))
@@ -46,7 +51,7 @@ def recover(state: JobState, step: int, mark: str, lineage: int) -> None:
     seat.term = max(seat.term, known.get("trainer_term", 0)) + TERMS_SKIPPED
     state.ledger_lost = (
         f"the ledger was lost: training went on from the checkpoint of step {step}; "
-        "what happened to samples before it is not on record"
+        "what happened to samples before is not on record"
     )
     state.writes.meta |= {
         "term": state.term,
@@ -55,3 +60,4 @@ def recover(state: JobState, step: int, mark: str, lineage: int) -> None:
         "ledger_lost": state.ledger_lost,
     }
     log.warning("%s", state.ledger_lost)
+    return True

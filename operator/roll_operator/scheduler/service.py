@@ -226,8 +226,9 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
     ) -> trainer_pb2.RewindReply:
         state = self._hub.state
         training.check_term(state, request.trainer.term)
-        recovery.recover(state, request.step, request.bookmark, request.lineage)
-        lineage = training.rewind(state, state.trainer.term, request.step, time.time())
+        lost = recovery.recover(state, request.step, request.bookmark, request.lineage)
+        term = state.trainer.term
+        lineage = training.rewind(state, term, request.step, time.time(), lost=lost)
         await self._hub.durable()
         return trainer_pb2.RewindReply(lineage=lineage, term=state.trainer.term)
 

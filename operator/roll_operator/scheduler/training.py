@@ -39,12 +39,15 @@ def check_term(state: JobState, term: int) -> None:
         raise Fenced(f"trainer term {term} is not the current one ({state.trainer.term})")
 
 
-def rewind(state: JobState, term: int, step: int, now: float) -> int:
-    """The trainer starts from checkpoint `step`: later steps are batched again. Returns the lineage."""
+def rewind(state: JobState, term: int, step: int, now: float, *, lost: bool = False) -> int:
+    """The trainer starts from checkpoint `step`: later steps are batched again. Returns the lineage.
+
+    `lost`: an earlier ledger gave out versions from `step` on, which this one does not know of.
+    """
     check_term(state, term)
     if state.finished:
         raise Fenced(f"the job has ended ({state.finished}): nothing is trained again")
-    if step < state.folded or step > state.formed:
+    if lost or step < state.folded or step > state.formed:
         _open_lineage(state, step, now)
     else:
         for batch in state.batches.values():

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 from roll_operator.scheduler import recovery, training
+from roll_operator.scheduler.audit import verify
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.state import CheckpointRow, JobState
 
 SETTINGS = Settings(steps=8, groups_per_step=2, group_size=2)
 NOW = 1_000.0
-MARK = {"cursor": 40, "next_group": 31, "lineage": 2, "term": 5, "trainer_term": 7}
+MARK = {
+    "ledger": "another",
+    "cursor": 40,
+    "next_group": 31,
+    "lineage": 2,
+    "term": 5,
+    "trainer_term": 7,
+}
 
 
 def opened(folder: Path) -> tuple[SqliteLedger, JobState]:
@@ -32,15 +40,18 @@ def saved(ledger: SqliteLedger, state: JobState) -> None:
 def test_a_bookmark_tells_where_the_job_stands(tmp_path: Path) -> None:
     _, state = opened(tmp_path)
     state.cursor, state.next_group, state.lineage, state.trainer.term = 40, 31, 2, 7
-    assert json.loads(recovery.bookmark(state)) == MARK | {"term": state.term}
+    assert json.loads(recovery.bookmark(state)) == MARK | {
+        "ledger": state.ledger,
+        "term": state.term,
+    }
 
 
 def test_the_job_goes_on_with_its_data_and_with_numbers_that_nobody_has_seen(
     tmp_path: Path,
 ) -> None:
     ledger, state = opened(tmp_path)
-    recovery.recover(state, 6, json.dumps(MARK), 4)
-    lineage = training.rewind(state, state.trainer.term, 6, NOW)
+    lost = recovery.recover(state, 6, json.dumps(MARK), 4)
+    lineage = training.rewind(state, state.trainer.term, 6, NOW, lost=lost)
     assert lineage == 5, "beyond what the trainer's storage has seen, too"
     assert (state.cursor, state.reported, state.formed) == (40, 6, 6)
     assert state.term > 5 and state.trainer.term > 7
@@ -62,6 +73,26 @@ def test_what_the_lost_ledger_leased_out_is_not_taken(tmp_path: Path) -> None:
     assert before < MARK["next_group"] < state.next_group, "a worker's old unit is not found"
 
 
+def test_a_ledger_that_is_lost_before_the_first_step_was_saved_has_given_out_versions(
+    tmp_path: Path,
+) -> None:
+    ledger, state = opened(tmp_path / "one")
+    mark = recovery.bookmark(state)  # in the checkpoint of step 0
+    lost = recovery.recover(state, 0, mark, 1)
+    assert not lost, "its own: the trainer died before it was committed"
+    assert training.rewind(state, state.trainer.term, 0, NOW, lost=lost) == 1
+    ledger.close()
+
+    ledger, state = opened(tmp_path / "two")
+    lost = recovery.recover(state, 0, mark, 1)
+    assert training.rewind(state, state.trainer.term, 0, NOW, lost=lost) == 2
+    assert (state.formed, state.cursor) == (0, 0)
+    saved(ledger, state)
+    ledger.close()
+    assert opened(tmp_path / "two")[1].lineage == 2
+    assert verify(tmp_path / "two", SETTINGS).problems == []
+
+
 @pytest.mark.parametrize("case", ["a new job", "a checkpoint on record", "a batch on record"])
 def test_a_ledger_that_knows_the_job_needs_no_bookmark(tmp_path: Path, case: str) -> None:
     _, state = opened(tmp_path)
@@ -71,7 +102,8 @@ def test_a_ledger_that_knows_the_job_needs_no_bookmark(tmp_path: Path, case: str
     if case == "a batch on record":
         state.formed = 2
     before = (state.term, state.trainer.term, state.cursor, state.next_group, state.lineage)
-    recovery.recover(state, step, json.dumps(MARK), 4)
+    mark = "" if case == "a new job" else json.dumps(MARK)
+    assert not recovery.recover(state, step, mark, 4)
     after = (state.term, state.trainer.term, state.cursor, state.next_group, state.lineage)
     assert after == before
     assert state.ledger_lost == ""
@@ -79,8 +111,8 @@ def test_a_ledger_that_knows_the_job_needs_no_bookmark(tmp_path: Path, case: str
 
 def test_a_checkpoint_without_a_bookmark_serves_too(tmp_path: Path) -> None:
     _, state = opened(tmp_path)
-    recovery.recover(state, 3, "", 1)
-    assert training.rewind(state, state.trainer.term, 3, NOW) == 2
+    lost = recovery.recover(state, 3, "", 1)
+    assert training.rewind(state, state.trainer.term, 3, NOW, lost=lost) == 2
     assert state.cursor == 0, "the data is read again from its beginning"
 
 

@@ -1,6 +1,7 @@
 """A trainer whose scheduler knows no checkpoint looks for this job's own, and hands over its bookmark."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def test_it_goes_on_from_the_newest_and_takes_the_term_it_is_given(
     )
     left = sorted(path.name for path in (scheduler.storage / "checkpoints").iterdir())
     assert left == ["step-000004-t1001", "step-000006-t1001"], "what nobody vouches for is removed"
+
+
+def test_the_checkpoint_of_step_0_tells_of_a_ledger_before(
+    scheduler: Forgetful, model_folder: Path
+) -> None:
+    train(scheduler, job(model_folder, steps=1), attempt=0)
+    [newest, first] = scheduler.checkpoints
+    assert (newest.step, first.step) == (1, 0)
+    shutil.rmtree(scheduler.storage / newest.path)
+    scheduler.lose()
+
+    trainer = train(scheduler, job(model_folder, steps=1), attempt=1)
+    assert scheduler.rewound is not None
+    assert (scheduler.rewound.step, scheduler.rewound.bookmark) == (0, "nothing")
+    assert scheduler.log[:5] == ["position", "rewind 0", "position", "commit 0", "publish 0"]
+    assert trainer.lineage == 2
 
 
 def test_another_jobs_checkpoint_is_not_taken(scheduler: Forgetful, model_folder: Path) -> None:

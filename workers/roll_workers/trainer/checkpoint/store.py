@@ -131,7 +131,7 @@ class CheckpointStore:
             except CorruptCheckpoint as error:
                 log.warning("%s/%s: %s", self._place, name, error)
                 continue
-            if read.job_uid == job_uid and read.step > 0:
+            if read.job_uid == job_uid:
                 checkpoint = Checkpoint(
                     step=read.step,
                     lineage=read.lineage,
