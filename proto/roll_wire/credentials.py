@@ -1,11 +1,13 @@
 """TLS with a bearer token: how processes of a job prove themselves where they are not on one machine.
 
 Invariant: a token is read from its file for every call and every stream, because the kubelet replaces it
-long before it expires; the certificates that are trusted are read for every connection.
+long before it expires; the certificates that are trusted, and the one that is served with, are read for every
+connection. So cert-manager may renew it under a running process.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import grpc
@@ -42,6 +44,23 @@ def client(roots: bytes, token: Path | None = None) -> grpc.ChannelCredentials:
 
 
 def server(folder: Path) -> grpc.ServerCredentials:
-    """Of a folder with `tls.crt` and `tls.key`, as a Secret of type kubernetes.io/tls is mounted."""
-    key, certificate = (folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes()
-    return grpc.ssl_server_credentials([(key, certificate)])
+    """Of a folder with `tls.crt` and `tls.key`, as a Secret of type kubernetes.io/tls is mounted.
+
+    What can't be read later is no reason to stop: the pair of before is served on.
+    """
+    served = _pair(folder)
+
+    def again() -> grpc.ServerCertificateConfiguration:
+        nonlocal served
+        with contextlib.suppress(OSError):
+            served = _pair(folder)
+        return served
+
+    return grpc.dynamic_ssl_server_credentials(served, again)
+
+
+def _pair(folder: Path) -> grpc.ServerCertificateConfiguration:
+    """Key and certificate of one age: the kubelet replaces both at once, by a link to another folder."""
+    home = (folder / "tls.crt").resolve().parent
+    pair = (home / "tls.key").read_bytes(), (home / "tls.crt").read_bytes()
+    return grpc.ssl_server_certificate_configuration([pair])

@@ -72,6 +72,21 @@ def test_during_a_rotation_both_are_trusted(served: tuple[int, certificates.KeyP
     assert reach(port, bundle, "sums-scheduler-0.sums.lab.svc") == "OK"
 
 
+def test_a_renewed_pair_is_served_from_the_next_connection_on(
+    served: tuple[int, certificates.KeyPair], tmp_path: Path
+) -> None:
+    """As cert-manager renews it and the kubelet writes it, into the folder of a process that runs."""
+    port, old = served
+    name = "sums-scheduler-0.sums.lab.svc"
+    new = certificates.make(certificates.names("sums", "lab"), time.time())
+    (tmp_path / "tls.crt").write_bytes(new.certificate)
+    (tmp_path / "tls.key").write_bytes(new.key)
+    assert reach(port, new.certificate, name) == "OK"
+    assert reach(port, old.certificate, name) == "UNAVAILABLE"
+    (tmp_path / "tls.key").unlink()  # half of it is there: what served before goes on
+    assert reach(port, new.certificate, name) == "OK"
+
+
 def test_it_is_replaced_after_two_thirds_of_its_life() -> None:
     pair = certificates.make(["localhost"], NOW)
     due = certificates.rotates_at(pair.certificate)
