@@ -86,6 +86,27 @@ def test_a_scheduler_of_another_release_is_refused_in_one_sentence() -> None:
     run(main)
 
 
+def test_who_gives_up_before_the_welcome_leaves_no_server_behind() -> None:
+    async def main() -> None:
+        scheduler = Scheduler(free_port())
+        scheduler.before_welcome.clear()
+        await scheduler.start()
+        session = Session(config_for(scheduler.port), pool="reward", credits=8)
+        entering = asyncio.create_task(session.__aenter__())
+        await scheduler.until(lambda: scheduler.hellos)
+        host, _, port = session.address.partition(":")
+        _, there = await asyncio.open_connection(host, int(port))
+        there.close()
+        entering.cancel()
+        await asyncio.wait({entering})
+        assert entering.cancelled()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+        await scheduler.kill()
+
+    run(main)
+
+
 def test_unacknowledged_results_are_sent_again_to_the_next_scheduler() -> None:
     async def main() -> None:
         scheduler = Scheduler(free_port())

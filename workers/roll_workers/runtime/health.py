@@ -45,8 +45,8 @@ class Services:
             add(server)
         self.port = listen(server, self._config)
         await self._health.set("", _NOT_SERVING)
-        await server.start()
         self._server = server
+        await server.start()
         log.info("health on port %d", self.port)
 
     def show(self, serving: bool) -> None:
@@ -57,8 +57,11 @@ class Services:
             self._showing = asyncio.get_running_loop().create_task(setting)
 
     async def stop(self) -> None:
-        """Goes on when its caller is cancelled: a cancelled `Server.stop` has crashed the interpreter."""
+        """Is waited for also when its caller is cancelled: a cancelled `Server.stop` has crashed the interpreter."""
         if self._server is not None:
             stopping = asyncio.ensure_future(self._server.stop(grace=None))
             self._server = None
-            await asyncio.shield(stopping)
+            try:
+                await asyncio.shield(stopping)
+            finally:
+                await asyncio.wait({stopping})

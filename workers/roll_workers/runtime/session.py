@@ -221,7 +221,15 @@ class Session:
     # The iteration.
 
     async def __aenter__(self) -> Session:
-        """Connects; waits for Welcome as long as it takes."""
+        """Connects; waits for Welcome as long as it takes. Whatever ends the wait leaves nothing behind."""
+        try:
+            await self._enter()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def _enter(self) -> None:
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -235,9 +243,7 @@ class Session:
         while not (self.welcomed or self.error or self.draining):
             await self._wait()
         if self.error:
-            await self.__aexit__(None, None, None)
             raise self.error
-        return self
 
     async def __aexit__(
         self,
