@@ -1,10 +1,11 @@
 """An RLJob becomes its objects on a real API server, and stays what it should be."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from roll_operator.backends.kubernetes import owner_of
-from support.operator_world import KINDS, PLACES, Kubelet, Start, World, eventually, names
+from support.operator_world import KINDS, PLACES, SYSTEM, Kubelet, Start, World, eventually, names
 
 
 def pods(world: World, namespace: str) -> list[dict[str, Any]]:
@@ -190,3 +191,25 @@ def test_a_job_of_another_controller_is_left_alone(
     world.create("rljobs", namespace, job)
     eventually("all pods", lambda: all_there(world, namespace))
     assert "status" not in world.job(namespace, "theirs")
+
+
+def test_without_cert_manager_a_job_says_what_the_cluster_does_not_serve(
+    world: World, namespace: str, operator: Start, job: dict[str, Any], tmp_path: Path
+) -> None:
+    rbac, name = "/apis/rbac.authorization.k8s.io/v1", f"{namespace}-certificates"
+    may = {"apiGroups": ["cert-manager.io"], "resources": ["certificates"], "verbs": ["create"]}
+    world.call("POST", f"{rbac}/clusterroles", {"metadata": {"name": name}, "rules": [may]})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    who = {"kind": "ServiceAccount", "name": "roll-operator", "namespace": SYSTEM}
+    binding = {"metadata": {"name": name}, "subjects": [who], "roleRef": role}
+    world.call("POST", f"{rbac}/clusterrolebindings", binding)
+    authority = tmp_path / "ca.crt"
+    authority.write_text("of nobody")
+
+    operator(ROLL_CERT_MANAGER_ISSUER="ca", ROLL_CERT_MANAGER_CA=str(authority))
+    world.create("rljobs", namespace, job)
+    told = eventually(
+        "a reason", lambda: world.job(namespace, "sums").get("status", {}).get("pendingReason")
+    )
+    assert told.endswith(": the cluster serves no Certificate of cert-manager.io/v1"), told
+    assert pods(world, namespace) == []

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from roll_operator.backends.kubernetes import SELECTOR, owner_of
 from roll_operator.controller.cluster import paths
 from roll_operator.controller.cluster.api import Api, Manifest
-from roll_operator.controller.cluster.errors import AlreadyExists, Conflict, NotFound
+from roll_operator.controller.cluster.errors import AlreadyExists, Conflict, Invalid, NotFound
 from roll_operator.controller.cluster.store import JobEntry
 from roll_operator.plan.objects.cluster import JOB_LABEL
 
@@ -98,6 +98,11 @@ class Supports:
                     f"{manifest['kind']} {manifest['metadata']['name']} is there already and does not "
                     "belong to this job: rename or delete it, or give the job another name"
                 ) from None
+        except NotFound as error:
+            if error.reason:
+                raise  # the namespace is gone; of a path that it does not serve the server says no more than 404
+            unserved = f"the cluster serves no {manifest['kind']} of {manifest['apiVersion']}"
+            raise Invalid(error.status, error.reason, unserved) from error
         annotations = made["metadata"].get("annotations") or {}
         return annotations.get(HASH, ""), made["metadata"]["uid"]
 
