@@ -3,7 +3,7 @@
 The bare creator uses the operator's client and writes, of each job, what stands beside the pods and the pods,
 which were prepared beforehand, without a limit of its own; it is done when it has seen all pods ready. The
 operator is done when all RLJobs, created at the same pace, show PodsReady. Each has the machine and a fresh
-cluster to itself. Times, writes and rates are read from the API server's audit log.
+cluster, which has come to rest, to itself. Times, writes and rates are read from the API server's audit log.
 
     python benchmarks/operator                       # 100 jobs
     python benchmarks/operator --jobs 1000
@@ -111,6 +111,7 @@ async def bare(world: World, jobs: int, got: Figures) -> None:
         "roll-operator:benchmark", "roll-worker:benchmark", SYSTEM, OPERATOR, pod_group_api=None
     )
     made = [fleet.objects(number, cluster) for number in range(jobs)]
+    world.rest()
     show = Shown(f"bare creator, {jobs:,} jobs")
     async with api(world) as admin:
         before, began = world.cpu(), time.time()
@@ -122,7 +123,8 @@ async def bare(world: World, jobs: int, got: Figures) -> None:
 
 
 async def operated(world: World, jobs: int, got: Figures, args: argparse.Namespace) -> None:
-    world.start_operator(args.qps, args.profile)
+    world.start_operator(args.qps, args.profile, fleet.at_rest())
+    world.rest()
     show = Shown(f"operator, {jobs:,} jobs")
     async with api(world) as admin:
         before, began = world.cpu(), time.time()

@@ -80,6 +80,14 @@ def rljob(number: int) -> Manifest:
     }
 
 
+def at_rest() -> Manifest:
+    """A suspended job, which has no objects."""
+    manifest = rljob(0)
+    manifest["metadata"] = {"name": "first", "namespace": "default"}
+    manifest["spec"]["suspend"] = True
+    return manifest
+
+
 def objects(number: int, cluster: Cluster) -> tuple[list[Manifest], list[Manifest]]:
     """What the operator would create for a job: what stands beside its pods, and the pods."""
     manifest = rljob(number)

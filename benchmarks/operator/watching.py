@@ -1,8 +1,7 @@
-"""A watch that lasts: what an API server that just started ends, or turns away, begins again."""
+"""A watch that lasts: what an API server ends, because it is new or we are slow, goes on where it was."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -22,11 +21,26 @@ async def watch(access: Access, path: str, **query: str) -> AsyncIterator[Manife
     trusted.load_cert_chain(certificate, key)
     timeout = aiohttp.ClientTimeout(total=None)
     asked = query | {"watch": "true", "timeoutSeconds": "3600"}
+    version = ""
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=2**20) as session:
         while True:
-            async with session.get(f"{url}{path}", ssl=trusted, params=asked) as answer:
+            if not version:
+                async with session.get(f"{url}{path}", ssl=trusted, params=query) as answer:
+                    listed = await answer.json()
+                kind, version = listed["kind"].removesuffix("List"), _version(listed)
+                for item in listed["items"]:
+                    yield {"kind": kind} | item
+            since = asked | {"resourceVersion": version}
+            async with session.get(f"{url}{path}", ssl=trusted, params=since) as answer:
                 async for line in answer.content:
                     event = json.loads(line)
-                    if event.get("type") in ("ADDED", "MODIFIED"):
+                    if event["type"] == "ERROR":  # that was too long ago: all of it again
+                        version = ""
+                        break
+                    version = _version(event["object"])
+                    if event["type"] in ("ADDED", "MODIFIED"):
                         yield event["object"]
-            await asyncio.sleep(0.2)
+
+
+def _version(item: Manifest) -> str:
+    return str(item["metadata"]["resourceVersion"])
