@@ -367,6 +367,17 @@ def test_the_users_variables_reach_the_role_but_not_over_ours() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")]
+)
+def test_threads_without_work_leave_the_core_to_others_unless_the_job_says_otherwise(
+    own: dict[str, str], expected: str
+) -> None:
+    job = make_job(roles={**JOB.spec.roles.model_dump(), "reward": {"env": own}})
+    place = next(p for p in desired_pods(job) if p.role == "reward")
+    assert environment(job, place, 0, SITE)["OMP_WAIT_POLICY"] == expected
+
+
+@pytest.mark.parametrize(
     ("given", "cores", "expected"), [(None, 8, 2), (None, 2, 1), (6, 8, 6), (1, 64, 1)]
 )
 def test_cores_are_shared_by_what_computes_unless_the_job_says_otherwise(
