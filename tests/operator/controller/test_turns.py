@@ -18,6 +18,7 @@ from roll_operator.controller.cluster.turns import (
     FIGURES,
     KEPT,
     ON_ITS_WAY,
+    PATIENCE,
     Turns,
     status_bucket,
 )
@@ -52,7 +53,7 @@ def test_tokens_stay_for_writes_that_an_act_waits_for() -> None:
 def test_who_arrived_goes_first_then_who_is_on_its_way_then_figures() -> None:
     called: list[str] = []
     bucket = TokenBucket(1000.0, RATE)
-    turns = Turns(bucket, called.append)
+    turns = Turns(bucket, called.append, clock=lambda: time.monotonic() * 1000)
     bucket.pause(0.05)
     for key, line in (("f", FIGURES), ("w", ON_ITS_WAY), ("a", ARRIVED), ("x", ON_ITS_WAY)):
         assert not turns.take(key, line)
@@ -69,6 +70,30 @@ def test_who_arrived_goes_first_then_who_is_on_its_way_then_figures() -> None:
     asyncio.run(until_all())
     assert called == ["a", "x", "w", "f"]
     assert turns.take("w", ON_ITS_WAY)
+
+
+def test_in_a_crowd_who_is_on_its_way_waits_and_is_written_once_when_it_arrives() -> None:
+    called: list[str] = []
+    bucket, now = TokenBucket(1000.0, RATE), [0.0]
+    turns = Turns(bucket, called.append, clock=lambda: now[0])
+
+    async def history() -> None:
+        running = asyncio.create_task(turns.run())
+        assert turns.take("alone", ON_ITS_WAY), "nobody else is in line"
+        bucket.pause(0.01)
+        assert not turns.take("a", ON_ITS_WAY)
+        assert not turns.take("b", ON_ITS_WAY)
+        await asyncio.sleep(0.1)
+        assert called == [], "there are tokens, but they may arrive soon"
+        assert not turns.take("c", ON_ITS_WAY), "it does not overtake"
+        assert turns.take("a", ARRIVED)
+        now[0] += PATIENCE[ON_ITS_WAY]
+        turns.take("d", FIGURES)
+        await asyncio.sleep(0.1)
+        assert called == ["b", "c", "d"], "and who does not arrive is written all the same"
+        running.cancel()
+
+    asyncio.run(history())
 
 
 def test_who_left_is_not_called() -> None:

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class NoMemory(kopf.DiffBaseStorage):  # type: ignore[misc]  # kopf's types are not read
     """kopf compares objects with their last state for handlers that are not used here; this spares the copies."""
 
-    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
-        return {}
+    def build(self, *, body: Any, extra_fields: Any = None) -> None:
+        return None
 
     def fetch(self, *, body: Any) -> None:
         return None
@@ -105,7 +105,7 @@ def watching() -> kopf.OperatorSettings:
     result.watching.connect_timeout = 10
     result.networking.request_timeout = 60
     result.networking.error_backoffs = [0.2, 0.5, 1, 2, 3, 5, 5, 10, 10, 15, 15, 30, 30, 60, 60]
-    result.queueing.idle_timeout = 0.5  # a task per object that had news lately
+    result.queueing.idle_timeout = 3.0  # a task per object that had news lately
     result.queueing.exit_timeout = 0.5
     result.process.ultimate_exiting_timeout = 20
     return result

@@ -5,6 +5,7 @@ after it has read the lists itself. A leader that loses its lease stops acting a
 """
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -182,7 +183,15 @@ async def _until_answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
             await asyncio.sleep(RETRY_SECONDS)
 
 
+def settle_memory() -> None:
+    """Each run of the collector looks at all that is known of the cluster: many objects have to come first."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 async def run(settings: Settings) -> int:
+    settle_memory()
     connection = await connect()
     holds: list[Callable[[], bool]] = []
     api = Api(

@@ -2,10 +2,12 @@
 
 Invariants: a job stands in one line at most, and nobody in a line is forgotten; a turn is given when the bucket
 has a token beyond those kept for writes that an act waits for; whatever its line, what is written then is the
-newest. Who has arrived somewhere (it runs, it ended) goes before who is on its way, and figures come last.
+newest. Who has arrived somewhere (it runs, it ended) goes before who is on its way, and figures come last. In a
+crowd, who is on its way waits for some seconds: most arrive meanwhile, and one write tells all of it.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -14,8 +16,13 @@ from roll_operator.controller.cluster.bucket import TokenBucket
 ARRIVED, ON_ITS_WAY, FIGURES = range(3)
 """The lines, the most urgent first."""
 
-KEPT = (4, 4, 8)
+KEPT = (4, 8, 8)
 """Tokens that stay for others, by line."""
+
+PATIENCE = (0.0, 8.0, 0.0)
+"""Seconds that one stands in line at least."""
+CROWD = 10.0
+"""How many a second of those who stand there longer are called, at most."""
 
 
 def status_bucket(rate: float) -> TokenBucket:
@@ -24,10 +31,16 @@ def status_bucket(rate: float) -> TokenBucket:
 
 
 class Turns:
-    def __init__(self, bucket: TokenBucket, call: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        bucket: TokenBucket,
+        call: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`call` has the job looked at: its turn has come."""
-        self._bucket, self._call = bucket, call
-        self._lines: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in KEPT)
+        self._bucket, self._call, self._clock = bucket, call, clock
+        self._lines: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in KEPT)
+        """Key → the time before which it is not called."""
         self._called: set[str] = set()
         self._somebody = asyncio.Event()
 
@@ -44,7 +57,8 @@ class Turns:
             if key in waiting and number <= line:
                 return False
             waiting.pop(key, None)
-        self._lines[line][key] = None
+        patience = PATIENCE[line] and max(PATIENCE[line], len(self._lines[line]) / CROWD)
+        self._lines[line][key] = self._clock() + patience
         self._somebody.set()
         return False
 
@@ -56,13 +70,25 @@ class Turns:
 
     async def run(self) -> None:
         while True:
-            await self._somebody.wait()
-            line = next((n for n, waiting in enumerate(self._lines) if waiting), None)
-            if line is None:
-                self._somebody.clear()
-            elif self._bucket.spare(KEPT[line]):
-                key, _ = self._lines[line].popitem(last=False)
-                self._called.add(key)
-                self._call(key)
-            else:
-                await asyncio.sleep(self._bucket.until(KEPT[line]))
+            self._somebody.clear()
+            pause = self._call_next()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._somebody.wait()  # who comes now may be more urgent
+            except TimeoutError:
+                continue
+
+    def _call_next(self) -> float | None:
+        """Seconds until somebody may be called; None: nobody waits."""
+        line = next((n for n, waiting in enumerate(self._lines) if waiting), None)
+        if line is None:
+            return None
+        key, not_before = next(iter(self._lines[line].items()))
+        if (pause := not_before - self._clock()) > 0:
+            return pause
+        if not self._bucket.spare(KEPT[line]):
+            return self._bucket.until(KEPT[line])
+        del self._lines[line][key]
+        self._called.add(key)
+        self._call(key)
+        return 0.0
