@@ -111,3 +111,25 @@ class World(Machine):
 
 
 MakeWorld = Callable[..., World]
+
+
+def engines(job: World) -> list[SimWorker]:
+    return [w for w in job.workers.values() if w.role == "inference"]
+
+
+def environments(job: World) -> list[SimWorker]:
+    return [w for w in job.workers.values() if w.role == "environment"]
+
+
+def start(job: World, **credits: list[int]) -> World:
+    for role in ("environment", "reward", "inference"):
+        for each in credits.get(role, [64]):
+            job.add_worker(role, credits=each)
+    job.start_trainer()
+    job.begin()
+    return job
+
+
+def kill(job: World, worker: SimWorker) -> None:
+    job.kill_worker(worker)
+    job.flush()
