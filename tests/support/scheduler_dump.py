@@ -80,4 +80,6 @@ def _unit(unit: Unit) -> dict[str, Any]:
 
 
 def _plain(batch: Any) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in batch.__slots__ if name != "groups"}
+    """All but where it is: in memory, in which transaction."""
+    kept = set(batch.__slots__) - {"groups", "recorded"}
+    return {name: getattr(batch, name) for name in kept}

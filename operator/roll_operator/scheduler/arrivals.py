@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any
 from zlib import crc32
 
@@ -24,7 +24,6 @@ from roll_operator.scheduler.lifecycle import (
     VERSIONED,
     Block,
     Lease,
-    Row,
     Stage,
     Unit,
     move_units,
@@ -96,9 +95,9 @@ def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
     if any(arrived.done) or any(arrived.resident) or any(arrived.base):
         return []
     held = worker.leases
-    leases = [held[number] for number in numbers if number in held]
-    if not len(numbers) == len(leases) == len(set(numbers)):
+    if not held.keys() >= set(numbers) or len(set(numbers)) < len(numbers):
         return []
+    leases = [held[number] for number in numbers]
     units = [lease.unit for lease in leases]
     fits = (
         [unit.index for unit in units] == arrived.indices
@@ -132,7 +131,7 @@ def _store(
     """Results that are just what was asked for."""
     units = [lease.unit for lease in leases]
     block = state.store.append(arrived.payloads)
-    rows = _rows(arrived, units, block)
+    fields = _fields(arrived, units, block)
     places = zip(repeat(block), accumulate(arrived.sizes, initial=0), arrived.sizes, strict=False)
     everyone, held = state.leases, worker.leases
     for number, unit, place in zip(arrived.leases, units, places, strict=True):
@@ -143,7 +142,8 @@ def _store(
         unit.brought = number
         if unit.failures:
             state.touch_unit(unit)
-        unit.failures = unit.company = unit.issued = 0
+            unit.failures = 0
+        unit.issued = 0
     if any(arrived.lineages):
         for unit, tokens, oldest, newest in zip(
             units, arrived.tokens, arrived.oldest, arrived.newest, strict=True
@@ -156,7 +156,8 @@ def _store(
         group = units[first].group
         if after < len(units) and units[after].group is group:
             continue
-        record.add(state, group, worker.pod, now, rows[first:after])
+        own = fields[first * record.FIELDS : after * record.FIELDS]
+        record.add(state, group, worker.pod, now, own)
         if following == STEP or (following and any(arrived.turns)):
             for unit in units[first:after]:
                 enqueue(state, unit, now)
@@ -169,8 +170,8 @@ def _store(
     state.last_progress = now
 
 
-def _rows(arrived: Arrived, units: Sequence[Unit], block: Block) -> list[Row]:
-    """The parts that the results add: see `Part`."""
+def _fields(arrived: Arrived, units: Sequence[Unit], block: Block) -> list[Any]:
+    """The parts that the results add, one after the other: see `Part`."""
     flags, oldest, newest = 0, arrived.oldest, arrived.newest
     if any(arrived.lineages):
         flags |= VERSIONED
@@ -184,7 +185,7 @@ def _rows(arrived: Arrived, units: Sequence[Unit], block: Block) -> list[Row]:
         accumulate(arrived.sizes, initial=block.start), arrived.sizes,
         map(crc32, arrived.pieces()), arrived.tokens, oldest, newest, arrived.rewards, arrived.leases,
     )  # fmt: skip
-    return list(zip(*columns, strict=False))
+    return list(chain.from_iterable(zip(*columns, strict=False)))
 
 
 def _go_on_together(

@@ -235,11 +235,15 @@ class Pool:
 def _next_units(line: deque[tuple[int, Unit]]) -> list[Unit]:
     """The first units of the line, as far as they belong together; void places are dropped."""
     units: list[Unit] = []
+    group, stage = None, ""
     while line:
-        ticket, unit = line[0]
+        place = line.popleft()
+        ticket, unit = place
         if unit.ticket == ticket and unit.state is WAITING:
-            if units and (unit.group is not units[0].group or unit.stage != units[0].stage):
+            if group is None:
+                group, stage = unit.group, unit.stage
+            elif unit.group is not group or unit.stage != stage:
+                line.appendleft(place)
                 break
             units.append(unit)
-        line.popleft()
     return units

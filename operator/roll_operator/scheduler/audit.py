@@ -30,6 +30,7 @@ from roll_operator.scheduler.ledger.sqlite import (
 )
 from roll_operator.scheduler.lifecycle import (
     LIVE_GROUPS,
+    Altered,
     BatchState,
     Group,
     GroupState,
@@ -96,6 +97,16 @@ def verify(folder: Path, settings: Settings, *, payloads: bool = True) -> Audit:
 
 def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None = None) -> Audit:
     found = Audit()
+    try:
+        _look(found, db, settings, store)
+    except Altered as error:
+        found.problem(f"{error}; nothing behind it was looked at")
+    return found
+
+
+def _look(
+    found: Audit, db: sqlite3.Connection, settings: Settings, store: SegmentStore | None
+) -> None:
     meta = read_meta(db)
     counters: Counter[str] = Counter(meta.get("counters", {}))
     ids = [i for (i,) in db.execute("SELECT id FROM groups ORDER BY id")]
@@ -138,7 +149,6 @@ def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None
     )  # fmt: skip
     if found.lost:
         found.problem(f"{found.lost} samples have no end and are not in flight")
-    return found
 
 
 def _unpack(packed: bytes) -> tuple[int, ...]:
@@ -288,7 +298,7 @@ def _check_parts(
         if len(packed) % record.PART_BYTES:
             found.problem(f"parts of group {group} are not whole")
             continue
-        for part in record.parts(packed):
+        for part in record.parts(packed, group):
             life = group, part.idx, part.life
             counted[life] += 1
             last[life] = max(last.get(life, 0), part.no)

@@ -185,7 +185,7 @@ def _add(
         block.segment, block.start, len(payload), crc32(payload), tokens, first, last, score, lease.id,
     )  # fmt: skip
     unit.add((block, 0, len(payload)), lease.id)
-    record.add(state, unit.group, worker.pod, now, [row])
+    record.add(state, unit.group, worker.pod, now, row)
     sampled(unit, tokens, oldest, newest)
 
 

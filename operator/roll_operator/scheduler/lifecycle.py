@@ -182,6 +182,10 @@ class Part(NamedTuple):
 Row = tuple[Any, ...]
 
 
+class Altered(RuntimeError):
+    """A record that no scheduler wrote; the message says which."""
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """Payloads that came together and lie end to end; `data` as long as they are in memory too."""

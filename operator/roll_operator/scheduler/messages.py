@@ -296,8 +296,10 @@ def _assign(state: JobState, stage: str, leases: list[Lease]) -> Assign:
         no_progress_ms=int(state.settings.no_progress * 1000),
     )
     if stage == GENERATE:
-        assign.min_versions.extend([state.min_version(group) for group in groups])
+        floors = {group: state.min_version(group) for group in set(groups)}
+        assign.min_versions.extend([floors[group] for group in groups])
         assign.seeds.extend([state.sampling_seed(unit) for unit in units])
     else:
-        assign.seeds.extend([state.env_seed(group) for group in groups])
+        seeds = {group: state.env_seed(group) for group in set(groups)}
+        assign.seeds.extend([seeds[group] for group in groups])
     return assign

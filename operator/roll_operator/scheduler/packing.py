@@ -8,12 +8,12 @@ MAX_ITEMS = 64
 MAX_BYTES = 1 << 20
 
 
-def chunks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Which items go into one message each, from the first up to (not including) the last."""
+def chunks(sizes: Sequence[int], most: int = MAX_ITEMS) -> Iterator[tuple[int, int]]:
+    """Which items go into one message each, from the first up to (not including) the last; at most so many."""
     first = total = 0
     for i, size in enumerate(sizes):
         total += size
-        if i + 1 - first >= MAX_ITEMS or total >= MAX_BYTES:
+        if i + 1 - first >= most or total >= MAX_BYTES:
             yield first, i + 1
             first, total = i + 1, 0
     if first < len(sizes):

@@ -11,14 +11,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
+from typing import Any
 
-from roll_operator.scheduler.lifecycle import Group, Part, Row, Unit
+from roll_operator.scheduler.lifecycle import KINDS, Altered, Group, Part, Row, Unit
 from roll_operator.scheduler.state import JobState
 
 FORMAT = "iiiBiBqqqIqqqdq"  # of one Part, little-endian and without padding
 _ONE = struct.Struct("<" + FORMAT)
 PART_BYTES = _ONE.size
+FIELDS = len(Part._fields)
 
 
 @lru_cache(256)
@@ -26,10 +27,9 @@ def _struct(count: int) -> struct.Struct:
     return struct.Struct("<" + FORMAT * count)
 
 
-def pack(rows: Sequence[Row]) -> bytes:
-    if len(rows) == 1:
-        return _ONE.pack(*rows[0])
-    return _struct(len(rows)).pack(*chain.from_iterable(rows))
+def pack(values: Sequence[Any]) -> bytes:
+    """The fields of parts, one part after the other."""
+    return _struct(len(values) // FIELDS).pack(*values)
 
 
 def unpack(packed: bytes) -> list[Row]:
@@ -38,8 +38,15 @@ def unpack(packed: bytes) -> list[Row]:
     return list(_ONE.iter_unpack(packed[:whole]))
 
 
-def parts(packed: bytes) -> list[Part]:
-    return [Part._make(row) for row in unpack(packed)]
+def parts(packed: bytes, group: int) -> list[Part]:
+    found = [Part._make(row) for row in unpack(packed)]
+    for part in found:
+        if part.kind >= len(KINDS):
+            raise Altered(
+                f"group {group} was altered: a part of its sample {part.idx} is of kind {part.kind}, "
+                "which no stage has"
+            )
+    return found
 
 
 def by_unit(group: Group) -> dict[int, list[Part]]:
@@ -47,7 +54,7 @@ def by_unit(group: Group) -> dict[int, list[Part]]:
     found: dict[int, list[Part]] = {}
     lives = [unit.life for unit in group.units] + [group.lead.life if group.lead else 0]  # at -1
     for packed in group.record:
-        for part in parts(packed):
+        for part in parts(packed, group.id):
             if -1 <= part.idx < group.size and part.life == lives[part.idx]:
                 found.setdefault(part.idx, []).append(part)
     return found
@@ -58,12 +65,12 @@ def parts_of(unit: Unit) -> list[Part]:
     return by_unit(unit.group).get(unit.index, [])
 
 
-def add(state: JobState, group: Group, worker: str, now: float, rows: Sequence[Row]) -> None:
+def add(state: JobState, group: Group, worker: str, now: float, values: Sequence[Any]) -> None:
     """What one message of a worker added to the group; all of it lies in one segment."""
-    packed = pack(rows)
+    packed = pack(values)
     group.record.append(packed)
-    state.writes.parts.append((group.id, worker, now, rows[0][_SEGMENT], packed))
-    state.counters["parts"] += len(rows)
+    state.writes.parts.append((group.id, worker, now, values[_SEGMENT], packed))
+    state.counters["parts"] += len(values) // FIELDS
 
 
 _SEGMENT = Part._fields.index("segment")

@@ -1,10 +1,11 @@
 """The scheduler as a gRPC service. No decision is taken here.
 
 Invariant: nothing leaves before what caused it is on disk. Every event changes the state in memory and
-wakes the pump; the pump takes what must be written and sent, commits it in the writer thread, and only
-then delivers. After a commit it lets events gather for as long as the commit took, at most MAX_PAUSE: a busy
-scheduler commits in larger groups, and no acknowledgement waits much longer than the disk makes it wait
-anyway. Who asks for durability by name (a trainer's call) is not made to wait.
+wakes the pump; the pump takes what must be written and sent, begins a transaction of it, which the writer
+thread brings to the disk, and only then delivers. After a commit it lets events gather for as long as the
+commit took, at most MAX_PAUSE: a busy scheduler commits in larger groups, and no acknowledgement waits much
+longer than the disk makes it wait anyway. Who asks for durability by name (a trainer's call) is not made to
+wait.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Hub:
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._committed = 0  # the newest transaction that is on disk
         self._recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -85,16 +87,19 @@ class Hub:
                 core.tick(self.state, now)
                 next_tick = now + TICK_SECONDS
             core.dispatch(self.state, now)
+            taken = self.state.transaction
             writes, out = self.state.take()
             messages = list(outgoing(self.state, out))
             turn, self._turn = self._turn, loop.create_future()
             if writes:
                 unwritten = self.ledger.store.take()
                 began = loop.time()
-                await loop.run_in_executor(self._writer, self.ledger.commit, writes, unwritten)
+                self.ledger.begin(writes, unwritten)
+                await loop.run_in_executor(self._writer, self.ledger.finish, writes, unwritten)
                 ended = loop.time()
                 rested = ended + min(ended - began, MAX_PAUSE)
                 self.ledger.store.done()
+            self._committed = taken
             turn.set_result(None)
             if (position := self._position()) != seen:
                 seen = position
@@ -113,8 +118,10 @@ class Hub:
     def wake(self) -> None:
         self._wake.set()
 
-    async def durable(self) -> None:
-        """Returns when everything that has happened so far is on disk."""
+    async def durable(self, since: int | None = None) -> None:
+        """Returns when everything that has happened so far is on disk, or all that transaction `since` holds."""
+        if since is not None and since <= self._committed:
+            return
         turn = self._turn
         self._hurry.set()
         self.wake()
@@ -243,7 +250,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
             if batch is None:
                 await self._hub.next_batch(left)
             else:
-                await self._hub.durable()
+                await self._hub.durable(batch.recorded)
                 return trainer_pb2.Batch(
                     step=batch.step,
                     groups=len(batch.group_ids),
@@ -322,7 +329,7 @@ def position(state: JobState) -> trainer_pb2.Position:
 
 
 def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable[bytes]:
-    """A rank's share of a batch: serialised ShardChunks of up to 64 samples and about 1 MB.
+    """A rank's share of a batch: serialised ShardChunks of about 1 MB.
 
     What is sent is settled at once, before the trainer can report the step; only payloads are read later.
     """
@@ -333,7 +340,7 @@ def shard(ledger: SqliteLedger, batch: Batch, rank: int, world: int) -> Iterable
     mine = [units[place] for place in places]
     sizes, pieces = outline(mine)
     settled: list[tuple[trainer_pb2.ShardChunk, list[Pieces]]] = []
-    for first, last in packing.chunks(sizes):
+    for first, last in packing.chunks(sizes, len(sizes)):
         groups = [unit.group.id for unit in mine[first:last]]
         runs = [rewards[group] for group, _ in groupby(groups)]
         chunk = trainer_pb2.ShardChunk(

@@ -84,6 +84,7 @@ class Batch:
     groups: list[Group] | None = None
     reward: float = 0.0
     staleness: float = 0.0  # mean over sampled tokens' oldest version per sample
+    recorded: int = 0  # the transaction that holds its newest row
 
 
 @dataclass(slots=True)
@@ -223,6 +224,7 @@ class JobState:
     waited_at: float = 0.0  # when that was told
     worker_lost_at: float = 0.0
     notices: dict[str, str] = field(default_factory=dict)
+    transaction: int = 1  # the number of the one that `writes` will be
     writes: Writes = field(default_factory=Writes)
     out: Out = field(default_factory=Out)
     scored: list[Unit] = field(default_factory=list)
@@ -285,6 +287,7 @@ class JobState:
         self.out.acks.setdefault(worker, []).append((lease, verdict))
 
     def record_batch(self, batch: Batch) -> None:
+        batch.recorded = self.transaction
         self.writes.batches.append(
             (
                 batch.lineage,
@@ -312,6 +315,7 @@ class JobState:
 
     def take(self) -> tuple[Writes, Out]:
         """Everything to be written now, and everything to be sent once it is."""
+        self.transaction += 1
         writes, self.writes = self.writes, Writes()
         out, self.out = self.out, Out()
         for group in self.dirty_groups.values():

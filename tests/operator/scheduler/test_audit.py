@@ -7,10 +7,12 @@ import shutil
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from roll_operator.scheduler import audit, record
+from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
 from roll_operator.scheduler.lifecycle import Part, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
@@ -102,9 +104,12 @@ def edit(db: sqlite3.Connection, group: int, change: Callable[[Part], Part | Non
     for row, packed in db.execute(
         "SELECT rowid, packed FROM parts WHERE group_id = ?", (group,)
     ).fetchall():
-        kept = [new for part in record.parts(packed) if (new := change(part)) is not None]
+        kept = [new for part in record.parts(packed, group) if (new := change(part)) is not None]
         if kept:
-            db.execute("UPDATE parts SET packed = ? WHERE rowid = ?", (record.pack(kept), row))
+            db.execute(
+                "UPDATE parts SET packed = ? WHERE rowid = ?",
+                (record.pack([*chain.from_iterable(kept)]), row),
+            )
         else:
             db.execute("DELETE FROM parts WHERE rowid = ?", (row,))
 
@@ -262,6 +267,31 @@ def test_an_altered_reward(running: Path, state: int) -> None:
     assert f"group {group} (" in found and "was altered: seal differs" in found
 
 
+def test_a_part_of_a_stage_that_does_not_exist(ledger: Path) -> None:
+    group, _ = one(ledger, BATCHED)
+
+    def altered(part: Part) -> Part:
+        return part._replace(kind=9) if (part.idx, part.stage) == (1, Stage.SCORE) else part
+
+    assert tampered(ledger, lambda db: edit(db, group, altered)) == (
+        f"group {group} was altered: a part of its sample 1 is of kind 9, which no stage has; "
+        "nothing behind it was looked at"
+    )
+
+
+def test_a_scheduler_opens_no_ledger_with_a_part_of_a_stage_that_does_not_exist(
+    running: Path,
+) -> None:
+    (group,) = one(running, "SELECT id FROM groups WHERE state = 3")
+    tampered(running, lambda db: edit(db, group, lambda part: part._replace(kind=9)))
+    ledger = SqliteLedger(running, SETTINGS)
+    with pytest.raises(
+        LedgerError, match=f"group {group} was altered: .* see `roll ledger verify`"
+    ):
+        ledger.open(0.0)
+    ledger.close()
+
+
 def test_two_rows_of_a_group_that_changed_places(ledger: Path) -> None:
     group, _ = one(ledger, BATCHED)
 
@@ -381,7 +411,7 @@ def test_a_damaged_payload(ledger: Path) -> None:
     group, part = next(
         (group, part)
         for group, packed in db.execute("SELECT group_id, packed FROM parts")
-        for part in record.parts(packed)
+        for part in record.parts(packed, group)
         if part.stage == Stage.GENERATE
     )
     db.close()

@@ -107,13 +107,13 @@ def test_nothing_is_said_while_the_commit_is_under_way(tmp_path: Path) -> None:
     async def story() -> None:
         hub = Hub(SqliteLedger(tmp_path, Settings(steps=1, groups_per_step=1, group_size=1)))
         disk_is_done = threading.Event()
-        commit = hub.ledger.commit
+        finish = hub.ledger.finish
 
         def slowly(*rows: Any) -> None:
             assert disk_is_done.wait(SECONDS)
-            commit(*rows)
+            finish(*rows)
 
-        hub.ledger.commit = slowly  # type: ignore[method-assign]
+        hub.ledger.finish = slowly  # type: ignore[method-assign]
         pump = asyncio.create_task(hub.run())
         queue = hub.attach("uid/1")
         data = {"train": (7, "hash")}  # what makes the Hello worth a row
@@ -390,8 +390,7 @@ def test_two_ranks_are_welcomed_together_and_share_a_batch(scheduler: Scheduler)
     assert job.acquire(1).samples == 160
     shares = [job.fetch(1, rank, 2) for rank in (0, 1)]
     for share in shares:
-        assert len(share) > 1 and all(len(c.groups) <= 64 for c in share)
-        assert all(chunk.ByteSize() < 1.2e6 for chunk in share)
+        assert len(share) > 1 and all(chunk.ByteSize() < 1.2e6 for chunk in share)
     places = [s.position for share in shares for chunk in share for s in unpack_samples(chunk)]
     assert sorted(places) == list(range(160))
     assert [sum(len(c.groups) for c in share) for share in shares] == [80, 80]

@@ -24,6 +24,7 @@ from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, Run, SegmentStore
 from roll_operator.scheduler.lifecycle import (
     SAMPLE_ENDS,
+    Altered,
     BatchState,
     Group,
     GroupState,
@@ -78,8 +79,7 @@ FOLDED = (
     ("failures", "group_id"),
     ("groups", "id"),
 )
-# sqlite3 gives the interpreter's lock away for each execution and then waits to get it back from the
-# thread that decides: one execution inserts up to so many rows.
+# One execution inserts up to so many rows.
 MOST_ROWS = 256
 
 
@@ -88,7 +88,11 @@ class LedgerError(RuntimeError):
 
 
 class SqliteLedger:
-    """`open` and `groups_of` belong to the scheduler's thread, `commit` to one writer thread."""
+    """All belongs to the scheduler's thread, but for `finish`, which waits for the disk in a thread of its own.
+
+    sqlite3 gives the interpreter's lock away for each execution. A thread that competes for it with the one that
+    decides would wait up to 5 ms each time to get it back.
+    """
 
     def __init__(
         self, folder: Path, settings: Settings, *, sync: bool = True,
@@ -112,12 +116,16 @@ class SqliteLedger:
         self.store.close()
 
     def commit(self, writes: Writes, payloads: list[Run]) -> None:
-        """Make it durable: payloads first, then every row in one transaction."""
+        """Make it durable, from one thread."""
+        self.begin(writes, payloads)
+        self.finish(writes, payloads)
+
+    def begin(self, writes: Writes, payloads: list[Run]) -> None:
+        """Every row into one transaction, which `finish` ends: nothing here waits for the disk."""
         if payloads:
-            self.store.write(payloads)
             writes.meta["tail"] = payloads[-1].end
-        dead: set[int] = set()
-        with transaction(self._db) as db:
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._undone() as db:
             for name, statement in STATEMENTS.items():
                 batch = getattr(writes, name)
                 if not batch:
@@ -126,11 +134,29 @@ class SqliteLedger:
                     _insert(db, statement, batch)
                 else:
                     db.executemany(statement, batch)
+            _insert(db, META, [(key, json.dumps(value)) for key, value in writes.meta.items()])
+
+    def finish(self, writes: Writes, payloads: list[Run]) -> None:
+        """Payloads first, then the transaction that refers to them."""
+        dead: set[int] = set()
+        with self._undone() as db:
+            if payloads:
+                self.store.write(payloads)
             if writes.fold is not None:
                 dead = _fold(db, *writes.fold, self.store.segments())
-            _insert(db, META, [(key, json.dumps(value)) for key, value in writes.meta.items()])
+            db.execute("COMMIT")
         if dead:
             self.store.drop(dead)
+
+    @contextmanager
+    def _undone(self) -> Iterator[sqlite3.Connection]:
+        """The open transaction, which leaves nothing behind if it can't be ended."""
+        try:
+            yield self._db
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def groups_of(self, batch: Batch) -> list[Group]:
         return rows.read_groups(self.reader, self._settings.graph, batch.group_ids)
@@ -161,7 +187,10 @@ class SqliteLedger:
             last_progress=now,
             slots=Slots(self._settings.groups_per_step),
         )
-        _restore(state, self._db, meta, now)
+        try:
+            _restore(state, self._db, meta, now)
+        except Altered as error:
+            raise LedgerError(f"{self._path}: {error}; see `roll ledger verify`") from error
         return state
 
 

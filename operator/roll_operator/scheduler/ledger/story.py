@@ -42,7 +42,7 @@ def read_story(
     events = [_event(held.admitted, "admitted", "", step=held.step, position=held.position)]
     everything = "SELECT worker, at, packed FROM parts WHERE group_id = ? ORDER BY rowid"
     for worker, at, packed in db.execute(everything, (group,)):
-        for part in record.parts(packed):
+        for part in record.parts(packed, group):
             if part.idx in (index, -1):
                 events.append(_added(part, worker, at, unit.life))
     failures = (
