@@ -112,12 +112,11 @@ class Worker:
         self._outbox.put_nowait((message.SerializeToString(), ()))
 
     def _receive(self, data: bytes) -> None:
-        message, _ = payloads.read_assign(data)
-        if isinstance(message, Assign):
-            for answer in answers(self, message):
-                self._outbox.put_nowait(answer)
-            return
+        message = ToWorker.FromString(data)
         match message.WhichOneof("message"):
+            case "assign":
+                for answer in answers(self, message.assign):
+                    self._outbox.put_nowait(answer)
             case "ack":
                 now = time.perf_counter()
                 ack = message.ack
@@ -183,7 +182,6 @@ async def train(plan: Plan, tally: Tally) -> None:
             raise RuntimeError("the scheduler closed the trainer's stream")
         trainer = trainer_pb2.TrainerId(job_uid="benchmark", term=welcome.welcome.trainer_term)
         stub = TrainerAsyncStub(channel)
-        fetch = channel.unary_stream("/roll.v1.Trainer/FetchShard")
         await stub.Rewind(trainer_pb2.RewindRequest(trainer=trainer, step=0))
         step = 0
         while True:
@@ -198,8 +196,7 @@ async def train(plan: Plan, tally: Tally) -> None:
             while (await stub.AcquireBatch(wanted)).retry:
                 pass
             request = trainer_pb2.ShardRequest(trainer=trainer, step=step, world=1)
-            async for data in fetch(request.SerializeToString()):
-                chunk, _ = payloads.read_chunk(data)
+            async for chunk in stub.FetchShard(request):
                 tally.trained += len(chunk.groups)
             await stub.ReportStep(
                 trainer_pb2.StepReport(trainer=trainer, step=step, metrics={"reward": 0.5})

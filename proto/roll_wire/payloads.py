@@ -9,14 +9,12 @@ other order of fields is right too, and slower.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from roll_wire.session_pb2 import Assign, FromWorker, Results, ToWorker
 from roll_wire.trainer_pb2 import ShardChunk
 
 Payload = bytes | memoryview
 Columns = Results | Assign | ShardChunk
-C = TypeVar("C", Results, Assign, ShardChunk)
 
 
 def varint(number: int) -> bytes:
@@ -51,7 +49,7 @@ def write(columns: Columns, payloads: Sequence[Payload], within: bytes = b"") ->
 
 def read(message: bytes) -> tuple[FromWorker | Results, memoryview]:
     """A worker's message; of results only the columns, with the payloads beside them."""
-    if message.startswith(RESULTS) and (split := _split(message, Results, RESULTS)):
+    if message.startswith(RESULTS) and (split := _split(message)):
         return split
     parsed = FromWorker.FromString(message)
     if parsed.HasField("results"):
@@ -59,37 +57,19 @@ def read(message: bytes) -> tuple[FromWorker | Results, memoryview]:
     return parsed, memoryview(b"")
 
 
-def read_assign(message: bytes) -> tuple[ToWorker | Assign, memoryview]:
-    """A scheduler's message; of tasks only the columns, with the payloads beside them."""
-    if message.startswith(ASSIGN) and (split := _split(message, Assign, ASSIGN)):
-        return split
-    parsed = ToWorker.FromString(message)
-    if parsed.HasField("assign"):
-        return parsed.assign, memoryview(parsed.assign.payloads)
-    return parsed, memoryview(b"")
-
-
-def read_chunk(message: bytes) -> tuple[ShardChunk, memoryview]:
-    """The columns of a share, with the payloads beside them."""
-    if split := _split(message, ShardChunk):
-        return split
-    parsed = ShardChunk.FromString(message)
-    return parsed, memoryview(parsed.payloads)
-
-
-def _split(message: bytes, of: type[C], within: bytes = b"") -> tuple[C, memoryview] | None:
+def _split(message: bytes) -> tuple[Results, memoryview] | None:
     """The columns parsed, and a view of the payloads, if these are all the rest."""
-    cut = _cut(message, of, within)
+    cut = _cut(message)
     if cut is None:
         return None
     begins, ends, payloads = cut
-    return of.FromString(message[begins:ends]), memoryview(message)[payloads:]
+    return Results.FromString(message[begins:ends]), memoryview(message)[payloads:]
 
 
-def _cut(message: bytes, of: type[Columns], within: bytes = b"") -> tuple[int, int, int] | None:
+def _cut(message: bytes) -> tuple[int, int, int] | None:
     """Where the columns begin and end and the payloads begin, if the payloads are all the rest."""
     try:
-        length, at = _varint_at(message, len(within)) if within else (len(message), 0)
+        length, at = _varint_at(message, len(RESULTS))
         begins, end = at, at + length
         while at < end == len(message):
             field, after = _varint_at(message, at)
@@ -97,7 +77,7 @@ def _cut(message: bytes, of: type[Columns], within: bytes = b"") -> tuple[int, i
                 _, after = _varint_at(message, after)
             elif field & 7 == 2:
                 size, after = _varint_at(message, after)
-                if field >> 3 == of.PAYLOADS_FIELD_NUMBER:
+                if field >> 3 == Results.PAYLOADS_FIELD_NUMBER:
                     return (begins, at, after) if after + size == end else None
                 after += size
             else:
