@@ -273,7 +273,7 @@ def test_the_status_of_a_job_looks_like_that_of_a_run(world: World, running: str
         "ready      trainer 1/1, inference 1/2, reward 1/1, environment 1/1",
         "step       7/40, checkpoint 5",
         "reward     0.250",
-        "samples    1792 trained, 100/s, stale 0",
+        "samples    1792 trained, 99.5/s, stale 0",
         "restarts   trainer 1",
         "pending    Unschedulable: sums-inference-1: 0/1 nodes are available",
         "condition  LedgerLost: anew",
