@@ -4,6 +4,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,23 @@ def test_what_was_damaged_in_the_store_is_noticed_and_the_one_before_taken(
 
 
 def test_a_store_that_does_not_answer_is_not_one_that_lost_something(
-    s3: S3Server, store: CheckpointStore
+    s3: S3Server, strategy: TorchStrategy, tmp_path: Path
 ) -> None:
+    store, second, third = (
+        CheckpointStore(place_of(tmp_path / name, URI, "j/uid", 0), strategy, 0)
+        for name in ("disk", "second", "third")
+    )
     vouched = [save(store, 4), save(store, 2)]
     s3.stop()
+    with ThreadPoolExecutor() as pool:  # each tries for the six seconds of the store's library
+        restored = pool.submit(store.restore_newest, vouched)
+        saved = pool.submit(save, second, 6)
+        removed = pool.submit(third.remove, [vouched[0].path])
     with pytest.raises(Unreachable, match="s3://bucket/team/a can't be reached"):
-        store.restore_newest(vouched)
+        restored.result()
     with pytest.raises(Unreachable, match="can't write the checkpoint of step 6 to s3://bucket"):
-        save(store, 6)
-    store.remove([vouched[0].path])  # is left for later, and said
+        saved.result()
+    removed.result()  # is left for later, and said
     s3.start()
     newest, _ = store.restore_newest(vouched)
     assert newest is not None and newest.step == 4
