@@ -5,9 +5,11 @@ Every process ends with this one, however it ends. kube-controller-manager does 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import aiohttp
+import uvloop
 from roll_cluster import ApiServer, ClusterError, kwok
 from roll_cluster.api_server import free_port
 from roll_cluster.binaries import require
@@ -43,6 +47,8 @@ FLAGS = (
     # lists, with pauses that double.
     "--feature-gates=WatchList=false",
 )
+STIRRED, AT_ONCE = 3200, 16
+MERGE = {"Content-Type": "application/merge-patch+json"}
 AT_REST = 0.2
 """Cores that all processes together use, at most, on a cluster where nothing happens."""
 REST_SECONDS = 40.0
@@ -61,6 +67,7 @@ class World:
     def __enter__(self) -> Self:
         try:
             self.server.start()
+            uvloop.run(self._stir())
             programs = require("kube-scheduler", "kwok")
             parts = Components(State(self.folder), programs, self.server.keys, self.server.url)
             self.start("kube-scheduler", *parts.scheduler(), "--secure-port=0")
@@ -87,6 +94,34 @@ class World:
             process.stop()
         self.server.close()
         shutil.rmtree(self.folder)
+
+    async def _stir(self) -> None:
+        """News of pods before anybody watches. On a new API server a watch holds 10 events and is ended when there
+        are more at once, again and again; room for more comes with use, and is for the watches that begin then."""
+        url, ca, certificate, key = self.access()
+        trusted = ssl.create_default_context(cafile=ca)
+        trusted.load_cert_chain(certificate, key)
+        pods = f"{url}/api/v1/namespaces/default/pods"
+        account = {"metadata": {"name": "default"}, "automountServiceAccountToken": False}
+        spec = {"containers": [{"name": "none", "image": "none"}], "schedulerName": "nobody"}
+
+        async def stir(session: aiohttp.ClientSession, name: str) -> None:
+            body = {"metadata": {"name": name}, "spec": spec}
+            async with session.post(pods, json=body, raise_for_status=True):
+                pass
+            for number in range(STIRRED // AT_ONCE):
+                change = {"metadata": {"labels": {"number": str(number)}}}
+                async with session.patch(f"{pods}/{name}", json=change, headers=MERGE) as answer:
+                    answer.raise_for_status()
+            async with session.delete(f"{pods}/{name}?gracePeriodSeconds=0", raise_for_status=True):
+                pass
+
+        connector = aiohttp.TCPConnector(ssl=trusted)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            accounts = f"{url}/api/v1/namespaces/default/serviceaccounts"
+            async with session.post(accounts, json=account, raise_for_status=True):
+                pass
+            await asyncio.gather(*(stir(session, f"stir-{i}") for i in range(AT_ONCE)))
 
     def start(self, name: str, *command: str | Path) -> Process:
         process = Process(name, self.folder / f"{name}.pid", self.folder / f"{name}.log")
