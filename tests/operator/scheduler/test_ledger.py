@@ -232,6 +232,26 @@ def test_reading_never_makes_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dropped_segment_becomes_a_later_one(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path, segment_bytes=100)
+    old = [store.append(bytes([n]) * 60) for n in range(6)]
+    store.write(store.take())
+    store.drop({block.segment for block in old[:4]})
+    store.close()
+    spares = {path.stat().st_ino for path in tmp_path.glob("*.spare")}
+    assert store.segments() == {5, 6} and len(spares) == segments.SPARES, "only a few are kept"
+    again = SegmentStore(tmp_path, segment_bytes=100)
+    again.resume(6, 60)
+    new = [again.append(bytes([10 + n]) * 60) for n in range(segments.SPARES)]
+    long = again.append(b"l" * 150)
+    again.write(again.take())
+    again.close()
+    assert {(tmp_path / f"{b.segment:08d}.seg").stat().st_ino for b in new} == spares
+    assert [on_disk(tmp_path, block, 60) for block in new] == [b"\x0a" * 60, b"\x0b" * 60]
+    assert [on_disk(tmp_path, block, 60) for block in old[4:]] == [b"\x04" * 60, b"\x05" * 60]
+    assert on_disk(tmp_path, long, 150) == b"l" * 150
+
+
 def test_segments_of_pruned_steps_are_deleted(tmp_path: Path) -> None:
     settings = Settings(steps=30, groups_per_step=2, group_size=2, keep_checkpoints=1)
     job = World(tmp_path, settings, segment_bytes=200)

@@ -4,7 +4,8 @@ Invariant: where a committed Part says that its payload lies, it is on disk. Wha
 committed one of the newest segment is garbage of a crash and is written over.
 
 The newest payloads stay in memory, because most are sent on soon: to the next stage, to the trainer.
-Preallocation keeps `fdatasync` from having to write file metadata each time.
+Preallocation keeps `fdatasync` from having to write file metadata each time. A segment that nothing refers to any
+more becomes a later one: over blocks that were written before, a sync takes half the time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from roll_operator.scheduler.state import Payload
 SEGMENT_BYTES = 32 << 20
 RECENT_BYTES = 32 << 20  # kept in memory: up to twice as much, and what is not yet written
 ENTRY_BYTES = 450  # what keeps a payload findable in memory (measured), however small it is
+SPARES = 2  # segments kept to be written again
 MAX_RUN = 1000  # buffers of one system call: Linux takes 1,024
 
 
@@ -126,7 +128,19 @@ class SegmentStore:
                 file = files.pop(segment, None)
                 if file is not None:
                     os.close(file)
-            self._path(segment).unlink(missing_ok=True)
+            self._put_by(self._path(segment))
+
+    def _put_by(self, path: Path) -> None:
+        """Keep it as a spare, while there are few."""
+        if not path.exists():
+            return
+        if path.stat().st_size == self._size and len(self._spares()) < SPARES:
+            path.rename(path.with_suffix(".spare"))
+        else:
+            path.unlink()
+
+    def _spares(self) -> list[Path]:
+        return list(self._folder.glob("*.spare"))
 
     def segments(self) -> set[int]:
         return {int(p.stem) for p in self._folder.glob("*.seg")}
@@ -151,17 +165,27 @@ class SegmentStore:
         if file is None:
             path = self._path(segment)
             new = not path.exists()
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             if new:
-                try:
-                    os.posix_fallocate(file, 0, max(self._size, at_least))
-                except OSError:
-                    os.close(file)
-                    path.unlink(missing_ok=True)
-                    raise
+                self._make(path, max(self._size, at_least))
+            file = self._files[segment] = os.open(path, os.O_RDWR)
+            if new:
                 _sync_folder(self._folder)
-            self._files[segment] = file
         return file
+
+    def _make(self, path: Path, size: int) -> None:
+        """A file of this size whose content does not matter."""
+        spares = self._spares() if size == self._size else []
+        if spares:
+            spares[0].rename(path)
+            return
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
 
 
 def _write_rest(file: int, rest: memoryview, offset: int) -> None:
