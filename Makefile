@@ -13,7 +13,7 @@ GPU_ONLY := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvid
   nvidia-cudnn-cu13 nvidia-cufft nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvtx
 
-.PHONY: setup demo test lint chart generate images cluster cluster-down lock clean help
+.PHONY: setup demo test test-cert-manager lint chart generate images cluster cluster-down lock clean help
 .DEFAULT_GOAL := help
 
 setup: $(STAMP) ## prepare .venv with everything a developer needs, and .venv/bin/roll
@@ -24,6 +24,11 @@ demo: setup ## train a tiny model by reinforcement learning on this machine (abo
 test: setup lint ## lint, types, import rules, all tests; as root or with KUBECONFIG on a real cluster too
 	$(BIN)/python -m roll_cluster prepare
 	$(BIN)/pytest
+
+test-cert-manager: setup ## as root: jobs on a real cluster with certificates of cert-manager (built once: minutes)
+	$(BIN)/python -m roll_cluster prepare
+	$(BIN)/python -m roll_cluster build cert-manager
+	$(BIN)/pytest tests/cluster/cert_manager.py
 
 lint: setup chart ## layout, lint, types, who may import whom, the chart
 	$(BIN)/ruff format --check .
@@ -70,7 +75,7 @@ clean: ## remove the environment, runs and caches
 	find crds proto operator workers cluster tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 27
 
 # Bytecode is made once, here: importing torch without it costs every worker process ten seconds.
 $(STAMP): pyproject.toml requirements/$(LOCK).lock | $(UV)

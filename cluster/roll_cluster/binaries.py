@@ -37,8 +37,10 @@ PROGRAMS = {
     "versitygw": f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW}",
     # Nodes without machines, for benchmarks/operator.
     "kwok": f"sigs.k8s.io/kwok/cmd/kwok@{KWOK}",
+    # For `make test-cert-manager`; a module of its own.
+    "cert-manager": "./cert-manager",
 }
-CLUSTER = tuple(name for name in PROGRAMS if name not in ("versitygw", "kwok"))
+CLUSTER = tuple(name for name in PROGRAMS if name not in ("versitygw", "kwok", "cert-manager"))
 TESTS = (*CLUSTER, "versitygw")
 
 
@@ -83,7 +85,9 @@ def build(programs: Sequence[str], say: Callable[[str], None]) -> None:
 
 
 def _compile(go: str, name: str, target: Path) -> None:
-    package = PROGRAMS[name]
+    package, module = PROGRAMS[name], MODULE
+    if (MODULE / package / "go.mod").exists():
+        package, module = ".", MODULE / package
     flags = ["-trimpath", "-ldflags", _linker_flags()]
     if "@" in package:
         command = [go, "install", *flags, package]
@@ -91,9 +95,21 @@ def _compile(go: str, name: str, target: Path) -> None:
         command = [go, "build", *flags, "-o", str(target / name), package]
     # Without C nothing depends on the machine's compiler and libraries.
     environment = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(target)}
-    done = subprocess.run(command, cwd=MODULE, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=module, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ClusterError(f"{name} could not be built:\n{done.stderr.strip()[-2000:]}")
+
+
+def source_of(program: str, module: str) -> Path:
+    """The folder of a Go module that a program was built from: files that are no code are found there."""
+    go = _go(lambda text: None)
+    found = run(go, "list", "-m", "-f", "{{.Dir}}", module, cwd=MODULE / PROGRAMS[program]).strip()
+    if not found:
+        raise ClusterError(
+            f"Go has no copy of {module} any more: remove {binaries_folder() / program} "
+            f"and `.venv/bin/python -m roll_cluster build {program}`"
+        )
+    return Path(found)
 
 
 def _linker_flags() -> str:
