@@ -127,6 +127,12 @@ class Run:
         document: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return document
 
+    def saved_step(self) -> int:
+        """Of the newest checkpoint."""
+        return max(
+            int(path.name.split("-")[1]) for path in (self.folder / "checkpoints").glob("step-*")
+        )
+
     def leftovers(self) -> list[int]:
         deadline = time.monotonic() + 5
         while any(alive(pid) for pid in self._seen) and time.monotonic() < deadline:
@@ -149,6 +155,19 @@ class Workshop:
         # JSON is YAML.
         file.write_text(json.dumps(merged(SMALL_JOB, changes or {}), indent=1))
         return file
+
+    def continued(self, run: Run, changes: dict[str, Any]) -> Run:
+        """A job that had far to go is started again with a few steps left. Ends well, nothing lost or doubled."""
+        steps = run.saved_step() + 20
+        again = self.start(self.write_job(merged(changes, {"spec": {"steps": steps}})))
+        assert again.finish() == 0, again.err
+        samples = again.summary()["samples"]
+        assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (
+            steps * SAMPLES_PER_STEP,
+            0,
+            0,
+        )
+        return again
 
     def start(self, job: Path, *arguments: str, output: str = "run") -> Run:
         run = Run(

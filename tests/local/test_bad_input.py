@@ -14,6 +14,8 @@ import pytest
 
 pytestmark = pytest.mark.timeout(400)
 
+FAR_TO_GO = {"spec": {"steps": 5000, "checkpoint": {"everySteps": 2}}}
+"""Is interrupted, whatever it takes to get there."""
 ROWS = [{"prompt": f"{n}{n}{n}>", "answer": str(n), "tag": "number"} for n in range(8)]
 
 
@@ -232,29 +234,22 @@ def assert_told_and_unharmed(run: Any, words: tuple[str, ...]) -> None:
 def test_a_full_disk_stops_the_run_and_room_lets_it_continue(
     workshop: Any, small_disk: Path
 ) -> None:
-    job = workshop.write_job({"spec": {"steps": 150, "checkpoint": {"everySteps": 2}}})
-    run = workshop.start(job)
+    run = workshop.start(workshop.write_job(FAR_TO_GO))
     run.wait_for_step(3)
     with kept_full(small_disk):
         assert_told_and_unharmed(run, ("No space left", "full"))
-    again = workshop.start(job)
-    assert again.finish() == 0, again.err
-    samples = again.summary()["samples"]
-    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (150 * 32, 0, 0)
+    workshop.continued(run, FAR_TO_GO)
 
 
 @pytest.mark.slow
 def test_a_disk_that_turns_read_only_stops_the_run_and_a_writable_one_lets_it_continue(
     workshop: Any, small_disk: Path
 ) -> None:
-    job = workshop.write_job({"spec": {"steps": 150, "checkpoint": {"everySteps": 2}}})
-    run = workshop.start(job)
+    run = workshop.start(workshop.write_job(FAR_TO_GO))
     run.wait_for_step(3)
     with turned_read_only(small_disk):
         assert_told_and_unharmed(run, ("Read-only", "read-only", "readonly"))
-    again = workshop.start(job)
-    assert again.finish() == 0, again.err
-    assert again.summary()["samples"]["lost"] == 0
+    workshop.continued(run, FAR_TO_GO)
 
 
 def test_a_read_only_folder_is_told_before_anything_starts(workshop: Any, small_disk: Path) -> None:
@@ -268,8 +263,7 @@ def test_a_read_only_folder_is_told_before_anything_starts(workshop: Any, small_
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     workshop: Any,
 ) -> None:
-    job = workshop.write_job({"spec": {"steps": 5000, "checkpoint": {"everySteps": 2}}})
-    run = workshop.start(job)
+    run = workshop.start(workshop.write_job(FAR_TO_GO))
     run.wait_for_step(6)
     run.interrupt()
     assert run.finish(90) == 130
@@ -281,13 +275,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     content[len(content) // 2] ^= 0xFF
     shard.write_bytes(content)
 
-    steps = int(newest.name.split("-")[1]) + 10
-    again = workshop.start(
-        workshop.write_job({"spec": {"steps": steps, "checkpoint": {"everySteps": 2}}})
-    )
-    assert again.finish() == 0, again.err
+    again = workshop.continued(run, FAR_TO_GO)
     step = int(before.name.split("-")[1])
     assert f"starting at step {step} " in again.logs("small-trainer-0")
     assert newest.name in again.logs("small-trainer-0")
-    samples = again.summary()["samples"]
-    assert (samples["trained"], samples["lost"], samples["trainedTwice"]) == (steps * 32, 0, 0)
