@@ -1,5 +1,6 @@
 """What the store keeps, whatever order news arrive in; and what a pod's manifest is understood as."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from roll_api import JobStatus
 from roll_operator.backends.kubernetes import PodFacts, read_pod, wants_log, with_log
+from roll_operator.controller.cluster.acts import Acts
 from roll_operator.controller.cluster.events import name_of
 from roll_operator.controller.cluster.metrics import kind_of
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.settings import BadSettings, Settings
 from roll_operator.controller.cluster.store import Store
-from roll_operator.plan import Announce, PodPhase, Record
+from roll_operator.plan import Announce, Plan, PodPhase, Record, RemovePod
 from support.operator_world import JOB
 
 LATER = JOB["spec"]["roles"] | {
@@ -54,6 +56,35 @@ def ended(code: int, **more: Any) -> dict[str, Any]:
     state = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:09Z"}
     container = {"name": "reward", "state": {"terminated": state | more}, "restartCount": 0}
     return {"phase": "Failed", "containerStatuses": [container]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "stays"),
+    [
+        ({"deletionTimestamp": "2026-01-01T00:00:09Z", "resourceVersion": "2"}, True),
+        ({"resourceVersion": "2"}, False),
+        ({"deletionTimestamp": "2026-01-01T00:00:09Z", "resourceVersion": ""}, False),
+    ],
+    ids=["it ends", "nothing held it", "another deleted it first"],
+)
+def test_a_deleted_pod_is_gone_when_the_answer_says_so(answer: dict[str, str], stays: bool) -> None:
+    class Deleting:
+        async def delete(self, *_: object) -> dict[str, Any]:
+            left = manifest(metadata=answer)
+            return {
+                **left,
+                "kind": "Pod",
+                "metadata": {k: v for k, v in left["metadata"].items() if v},
+            }
+
+    store, more = Store(lambda key: None), {"namespace": "ns", "uid": "job", "resourceVersion": "1"}
+    store.put_pod(facts())
+    job = read_job({**JOB, "metadata": {**JOB["metadata"], **more}})
+    acts = Acts(Deleting(), store, *[None] * 5)  # type: ignore[arg-type]  # only pods are touched
+    asked = Plan((RemovePod("u1", "sums-reward-0"),), JobStatus(), Record(finished=True))
+    assert job.job is not None
+    asyncio.run(acts.carry_out(job, job.job, asked))
+    assert bool(store.pods("ns/sums", "job")) == stays
 
 
 def test_an_older_version_changes_nothing_and_is_no_news() -> None:

@@ -162,12 +162,13 @@ class Acts:
                 raise
             self._store.drop_pod(entry.key, uid)
             return
-        facts = read_pod(left) if left.get("kind") == "Pod" else None
-        if facts is None or grace == 0:
+        if left.get("kind") != "Pod" or grace == 0:
             return
-        if facts.pod.deletion_at is None:  # nothing held it: it was gone with the answer
+        metadata = left["metadata"]
+        if not metadata.get("resourceVersion") or not metadata.get("deletionTimestamp"):
+            # Another's deletion came first, or nothing held it: it was gone with the answer.
             self._store.drop_pod(entry.key, uid)
-        else:
+        elif (facts := read_pod(left)) is not None:
             self._store.put_pod(facts)
 
     async def _is_there(self, entry: JobEntry, name: str, uid: str) -> bool:
