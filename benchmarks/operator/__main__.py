@@ -28,7 +28,7 @@ import uvloop
 from audit import Write, busiest_second, read, replacements
 from kubernetes.aio import client, config
 from roll_cluster import ClusterError
-from roll_operator.controller.cluster.api import Api
+from roll_operator.controller.cluster.api import CONNECTIONS, Api
 from roll_operator.controller.cluster.bucket import TokenBucket
 from roll_operator.plan.objects import Cluster
 from watching import watch
@@ -205,7 +205,7 @@ async def api(world: World) -> AsyncIterator[Api]:
     """The operator's own client, as the administrator and without a rate limit."""
     settings = client.Configuration()
     await config.load_kube_config(str(world.kubeconfig), client_configuration=settings)
-    settings.connection_pool_maxsize = 64
+    settings.connection_pool_maxsize = CONNECTIONS
     result = Api(client.ApiClient(settings), TokenBucket(1e9, 1e9), leads=lambda: True)
     try:
         yield result

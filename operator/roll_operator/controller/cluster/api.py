@@ -27,6 +27,8 @@ from roll_operator.controller.cluster.errors import (
 Manifest = dict[str, Any]
 
 CALL_SECONDS = 30.0
+CONNECTIONS = 24
+"""Calls at once. More of them would only wait in the API server, and those of schedulers and kubelets with them."""
 PAGE = 500
 """Objects per answer of a list: about 2 MB of pods."""
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -41,7 +43,7 @@ async def connect() -> client.ApiClient:
         config.load_incluster_config(client_configuration=settings)
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
-    settings.connection_pool_maxsize = 64
+    settings.connection_pool_maxsize = CONNECTIONS
     # Proxies and passwords from the environment would be looked up, in files too, for every call.
     settings.client_session_kwargs = {"trust_env": False}
     connection = client.ApiClient(settings)

@@ -19,7 +19,7 @@ from roll_operator.plan import Pod, Progress
 from roll_operator.trust.credentials import operator_credentials
 
 POLL_SECONDS = 2.0
-POLLS_PER_SECOND = 100.0
+POLLS_PER_SECOND = 50.0
 """Over all jobs."""
 SHOW_SECONDS = 10.0
 SHOWS_PER_SECOND = 20.0

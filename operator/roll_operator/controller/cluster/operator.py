@@ -187,7 +187,7 @@ def settle_memory() -> None:
     """Each run of the collector looks at all that is known of the cluster: many objects have to come first."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 10, 10)
 
 
 async def run(settings: Settings) -> int:

@@ -21,7 +21,7 @@ KEPT = (4, 8, 8)
 
 PATIENCE = (0.0, 8.0, 0.0)
 """Seconds that one stands in line at least."""
-CROWD = 10.0
+CROWD = 5.0
 """How many a second of those who stand there longer are called, at most."""
 
 
