@@ -84,29 +84,38 @@ class Audit:
 def verify(folder: Path, settings: Settings, *, payloads: bool = True) -> Audit:
     """Audit the ledger in `folder`. `payloads` also reads every payload and compares checksums."""
     db = connect(folder / "ledger.sqlite", read_only=True)
+    newest = connect(folder / "ledger.sqlite", read_only=True)
     store = SegmentStore(folder / "segments") if payloads else None
     try:
         db.execute("BEGIN")
         check_format(read_meta(db), folder)
-        return audit(db, settings, store)
+        return audit(db, settings, store, newest)
     finally:
         db.close()
+        newest.close()
         if store is not None:
             store.close()
 
 
-def audit(db: sqlite3.Connection, settings: Settings, store: SegmentStore | None = None) -> Audit:
+def audit(
+    db: sqlite3.Connection,
+    settings: Settings,
+    store: SegmentStore | None = None,
+    newest: sqlite3.Connection | None = None,
+) -> Audit:
+    """Of the snapshot that `db` holds; `newest` tells what a scheduler has pruned meanwhile, with its payloads."""
     found = Audit()
     try:
-        _look(found, db, settings, store)
+        known = _look(found, db, settings)
+        if store is not None:
+            _check_payloads(found, known, store, newest)
     except Altered as error:
         found.problem(f"{error}; nothing behind it was looked at")
     return found
 
 
-def _look(
-    found: Audit, db: sqlite3.Connection, settings: Settings, store: SegmentStore | None
-) -> None:
+def _look(found: Audit, db: sqlite3.Connection, settings: Settings) -> list[Group]:
+    """At all but the payloads; returns the groups on record."""
     meta = read_meta(db)
     counters: Counter[str] = Counter(meta.get("counters", {}))
     ids = [i for (i,) in db.execute("SELECT id FROM groups ORDER BY id")]
@@ -138,8 +147,6 @@ def _look(
         _check_order(found, settings.graph, group)
     _check_orphans(found, db)
     _check_ends(found, known, [json.loads(fold.ends) for fold in folds], batches, counters)
-    if store is not None:
-        _check_payloads(found, known, store)
     found.redone = counters["redone"]
     found.steps = max((b.step for b in batches if b.state in TRAINED), default=0)
     found.lost = max(
@@ -149,6 +156,7 @@ def _look(
     )  # fmt: skip
     if found.lost:
         found.problem(f"{found.lost} samples have no end and are not in flight")
+    return known
 
 
 def _unpack(packed: bytes) -> tuple[int, ...]:
@@ -360,15 +368,25 @@ def _is_end(name: str) -> bool:
     return name.split(".")[0] in ("failed", "cancelled", "filtered", "evaluated")
 
 
-def _check_payloads(found: Audit, known: list[Group], store: SegmentStore) -> None:
+def _check_payloads(
+    found: Audit, known: list[Group], store: SegmentStore, newest: sqlite3.Connection | None
+) -> None:
     for group, index, part in _parts(known):
         try:
             payload = store.read_at(part.segment, part.start, part.length)
+            intact = len(payload) == part.length and zlib.crc32(payload) == part.checksum
+            problem = "" if intact else " is damaged"
         except OSError as error:
-            found.problem(f"payload of {group}.{index} {part.stage}: {error.strerror}")
-            continue
-        if len(payload) != part.length or zlib.crc32(payload) != part.checksum:
-            found.problem(f"payload of {group}.{index} {part.stage} is damaged")
+            problem = f": {error.strerror}"
+        if problem and not _pruned(newest, group):
+            found.problem(f"payload of {group}.{index} {part.stage}{problem}")
+
+
+def _pruned(newest: sqlite3.Connection | None, group: int) -> bool:
+    """Whether the group of the snapshot is on record no more."""
+    if newest is None:
+        return False
+    return newest.execute("SELECT 1 FROM groups WHERE id = ?", (group,)).fetchone() is None
 
 
 def _parts(known: list[Group]) -> Iterator[tuple[int, int, Part]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from roll_operator.scheduler import audit, record
 from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
+from roll_operator.scheduler.ledger.sqlite import connect
 from roll_operator.scheduler.lifecycle import Part, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
@@ -429,6 +430,28 @@ def test_a_lost_segment(ledger: Path) -> None:
     found = problems(ledger)
     assert found and all("No such file" in each for each in found)
     assert not (ledger / "segments" / f"{segment:08d}.seg").exists()
+
+
+def test_what_is_pruned_during_an_audit_is_no_damage(tmp_path: Path) -> None:
+    settings = Settings(steps=30, groups_per_step=2, group_size=2, keep_checkpoints=1)
+    job = World(tmp_path, settings, segment_bytes=200)
+    job.fair_turn()
+    job.train(3)
+    job.flush()
+    snapshot, newest = (connect(tmp_path / "ledger.sqlite", read_only=True) for _ in range(2))
+    snapshot.execute("BEGIN")
+    assert snapshot.execute("SELECT count(*) FROM parts").fetchone() > (0,)
+    for _ in range(5):
+        job.commit_checkpoint()
+        job.train(1)
+        job.flush()
+    store = job.ledger.store
+    assert audit.audit(snapshot, settings, store).problems, (
+        "their payloads are gone, or overwritten"
+    )
+    assert audit.audit(snapshot, settings, store, newest).problems == []
+    for db in (snapshot, newest, job.ledger):
+        db.close()
 
 
 def test_two_groups_in_one_slot(running: Path) -> None:
