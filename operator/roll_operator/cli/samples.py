@@ -80,7 +80,7 @@ def show_samples(
 
 def show_ended(folder: RunFolder, *, limit: int, reward_below: float | None, as_json: bool) -> int:
     with _texts(folder) as texts:
-        found = texts.ended(limit, reward_below=reward_below)
+        found, note = texts.ended(limit, reward_below=reward_below), texts.note
     if as_json:
         print(
             json.dumps({"samples": [_row(told.state) | _content(told) for told in found]}, indent=1)
@@ -104,6 +104,8 @@ def show_ended(folder: RunFolder, *, limit: int, reward_below: float | None, as_
         if rows
         else f"none{asked}"
     )
+    if note and rows:
+        print(note)
     return 0
 
 
@@ -117,7 +119,7 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
 
         story = offline.sample_story(folder.ledger, settings, group, index)
     with _texts(folder) as texts:
-        told, hint = texts.of(group, index), _why_not(texts, group)
+        told, hint, note = texts.of(group, index), _why_not(texts, group), texts.note
     if story is None or not story.events:
         raise RunError(f"{folder.path} has no sample {name}: {hint}")
     events = [_event(event) for event in story.events]
@@ -143,6 +145,8 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
         print(f"\n--- reward {figure(told.reward)}" + (f" ({parts})" if parts else ""))
     facts = " ".join(f"{key}={json.dumps(value)}" for key, value in told.facts.items())
     print(f"\n--- row: {facts}" if facts else "", end="\n" if facts else "")
+    if note:
+        print(f"\n{note}")
     return 0
 
 

@@ -29,6 +29,7 @@ from roll_operator.scheduler.settings import Settings
 KINDS = {Piece.PROMPT: "prompt", Piece.ACTION: "response", Piece.OBSERVATION: "observation"}
 LIVE = (int(GroupState.OPEN), int(GroupState.READY))
 GROUPS_AT_ONCE = 64
+NUMBERS = "texts are shown as token numbers: the model's tokenizer is not here (a scheduler's pod has none)"
 
 Decode = Callable[[Sequence[int], bool], str]
 
@@ -64,7 +65,7 @@ class Told:
 
 
 class Texts:
-    """The samples whose details a ledger still holds."""
+    """The samples whose details a ledger still holds. `note` tells why they are numbers; empty: they are text."""
 
     def __init__(self, folder: RunFolder) -> None:
         job = RLJob.from_json(folder.job_file.read_text(encoding="utf-8"))
@@ -72,7 +73,7 @@ class Texts:
         self._db = connect(folder.ledger / "ledger.sqlite", read_only=True)
         check_format(read_meta(self._db), folder.ledger / "ledger.sqlite")
         self._store = SegmentStore(folder.ledger / "segments")
-        self._decode = _decoder(folder, job)
+        self._decode, self.note = _decoder(folder, job)
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +170,7 @@ class Texts:
             yield Said(kind, turn, len(tokens), self._decode(tokens, kind == "response"), finish)
 
 
-def _decoder(folder: RunFolder, job: RLJob) -> Decode:
+def _decoder(folder: RunFolder, job: RLJob) -> tuple[Decode, str]:
     """As a scorer reads an answer: without special tokens; a prompt is shown with them."""
     path = _tokenizer(folder, job)
     try:
@@ -177,9 +178,9 @@ def _decoder(folder: RunFolder, job: RLJob) -> Decode:
     except ImportError:
         path = None
     if path is None:
-        return lambda tokens, _: "tokens " + " ".join(map(str, tokens))
+        return lambda tokens, _: "tokens " + " ".join(map(str, tokens)), NUMBERS
     tokenizer = Tokenizer.from_file(str(path))
-    return lambda tokens, plain: str(tokenizer.decode(list(tokens), skip_special_tokens=plain))
+    return lambda tokens, plain: str(tokenizer.decode(list(tokens), skip_special_tokens=plain)), ""
 
 
 def _tokenizer(folder: RunFolder, job: RLJob) -> Path | None:
