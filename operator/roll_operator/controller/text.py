@@ -23,7 +23,7 @@ from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SegmentStore
 from roll_operator.scheduler.ledger.sqlite import check_format, connect, read_meta
 from roll_operator.scheduler.ledger.story import read_story
-from roll_operator.scheduler.lifecycle import Group, GroupState
+from roll_operator.scheduler.lifecycle import Group, GroupState, Part
 from roll_operator.scheduler.settings import Settings
 
 KINDS = {Piece.PROMPT: "prompt", Piece.ACTION: "response", Piece.OBSERVATION: "observation"}
@@ -139,12 +139,8 @@ class Texts:
             story = read_story(self._db, self._graph, group.id, index)
             if story is None:
                 continue
-            trajectory = Trajectory()
-            try:
-                for part in (*parts.get(-1, ()), *parts.get(index, ())):
-                    payload = self._store.read_at(part.segment, part.start, part.length)
-                    trajectory.MergeFromString(payload)
-            except FileNotFoundError:  # pruned while we were reading
+            trajectory = self._trajectory((*parts.get(-1, ()), *parts.get(index, ())))
+            if trajectory is None:
                 continue
             scored = trajectory.HasField("reward")
             yield Told(
@@ -154,6 +150,19 @@ class Texts:
                 {key: json.loads(value) for key, value in sorted(trajectory.facts.items())},
                 list(self._said(trajectory)),
             )
+
+    def _trajectory(self, parts: Sequence[Part]) -> Trajectory | None:
+        """None where it was pruned while we were reading."""
+        trajectory = Trajectory()
+        for part in parts:
+            try:
+                payload = self._store.read_part(part)
+            except FileNotFoundError:
+                return None
+            if payload is None:
+                return None
+            trajectory.MergeFromString(payload)
+        return trajectory
 
     def _said(self, trajectory: Trajectory) -> Iterator[Said]:
         """A turn that was interrupted and resumed is one."""

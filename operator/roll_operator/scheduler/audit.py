@@ -11,7 +11,6 @@ import itertools
 import json
 import sqlite3
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -373,9 +372,7 @@ def _check_payloads(
 ) -> None:
     for group, index, part in _parts(known):
         try:
-            payload = store.read_at(part.segment, part.start, part.length)
-            intact = len(payload) == part.length and zlib.crc32(payload) == part.checksum
-            problem = "" if intact else " is damaged"
+            problem = " is damaged" if store.read_part(part) is None else ""
         except OSError as error:
             problem = f": {error.strerror}"
         if problem and not _pruned(newest, group):

@@ -88,9 +88,33 @@ def test_in_a_crowd_who_is_on_its_way_waits_and_is_written_once_when_it_arrives(
         assert not turns.take("c", ON_ITS_WAY), "it does not overtake"
         assert turns.take("a", ARRIVED)
         now[0] += PATIENCE[ON_ITS_WAY]
-        turns.take("d", FIGURES)
+        assert not turns.take("d", FIGURES)
         await asyncio.sleep(0.1)
-        assert called == ["b", "c", "d"], "and who does not arrive is written all the same"
+        assert called == ["b", "c"], "and who does not arrive is written all the same"
+        running.cancel()
+
+    asyncio.run(history())
+
+
+def test_figures_wait_for_a_crowd_and_not_for_ever() -> None:
+    called: list[str] = []
+    bucket, now = TokenBucket(1000.0, RATE), [0.0]
+    turns = Turns(bucket, called.append, clock=lambda: now[0])
+
+    async def history() -> None:
+        running = asyncio.create_task(turns.run())
+        bucket.pause(0.01)
+        assert not turns.take("newcomer", ON_ITS_WAY)
+        assert not turns.take("figures", FIGURES)
+        for number in range(6):  # every few seconds somebody else is on its way
+            now[0] += PATIENCE[ON_ITS_WAY] / 2
+            assert not turns.take(f"n{number}", ON_ITS_WAY)
+            await asyncio.sleep(0.02)
+        assert called[0] == "newcomer" and "figures" not in called
+        now[0] = PATIENCE[FIGURES]
+        assert not turns.take("last", ON_ITS_WAY)
+        await asyncio.sleep(0.1)
+        assert called[-1] == "figures" and "last" not in called
         running.cancel()
 
     asyncio.run(history())

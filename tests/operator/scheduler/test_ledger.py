@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from roll_operator.scheduler.ledger import LedgerError, SegmentStore, SqliteLedger, segments
-from roll_operator.scheduler.lifecycle import Block, Stage
+from roll_operator.scheduler.lifecycle import Block, Part, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
 from support.scheduler_dump import dump
@@ -250,6 +251,25 @@ def test_a_dropped_segment_becomes_a_later_one(tmp_path: Path) -> None:
     assert [on_disk(tmp_path, block, 60) for block in new] == [b"\x0a" * 60, b"\x0b" * 60]
     assert [on_disk(tmp_path, block, 60) for block in old[4:]] == [b"\x04" * 60, b"\x05" * 60]
     assert on_disk(tmp_path, long, 150) == b"l" * 150
+
+
+def test_who_reads_a_segment_that_is_written_again_notices(tmp_path: Path) -> None:
+    store, reader = (SegmentStore(tmp_path, segment_bytes=100) for _ in range(2))
+    old = store.append(b"o" * 60)
+    store.write(store.take())
+    numbers = dict.fromkeys(Part._fields, 0)
+    numbers |= {"segment": old.segment, "length": 60, "checksum": crc32(b"o" * 60)}
+    part = Part(**numbers)
+    assert reader.read_part(part) == b"o" * 60
+    store.append(b"m" * 60)
+    store.write(store.take())
+    store.drop({old.segment})
+    store.append(b"n" * 60)
+    store.write(store.take())
+    assert reader.read_at(part.segment, part.start, part.length) == b"n" * 60
+    assert reader.read_part(part) is None
+    store.close()
+    reader.close()
 
 
 def test_segments_of_pruned_steps_are_deleted(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 Invariants: a job stands in one line at most, and nobody in a line is forgotten; a turn is given when the bucket
 has a token beyond those kept for writes that an act waits for; whatever its line, what is written then is the
 newest. Who has arrived somewhere (it runs, it ended) goes before who is on its way, and figures come last. In a
-crowd, who is on its way waits for some seconds: most arrive meanwhile, and one write tells all of it.
+crowd, who is on its way waits for some seconds: most arrive meanwhile, and one write tells all of it. Figures wait
+longer then, and not for ever.
 """
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,8 +21,8 @@ ARRIVED, ON_ITS_WAY, FIGURES = range(3)
 KEPT = (4, 8, 8)
 """Tokens that stay for others, by line."""
 
-PATIENCE = (0.0, 8.0, 0.0)
-"""Seconds that one stands in line at least."""
+PATIENCE = (0.0, 8.0, 30.0)
+"""Seconds that one stands in line at least; figures only while others are on their way."""
 CROWD = 5.0
 """How many a second of those who stand there longer are called, at most."""
 
@@ -57,7 +59,12 @@ class Turns:
             if key in waiting and number <= line:
                 return False
             waiting.pop(key, None)
-        patience = PATIENCE[line] and max(PATIENCE[line], len(self._lines[line]) / CROWD)
+        crowd = self._lines[ON_ITS_WAY]
+        patience = PATIENCE[line]
+        if line == ON_ITS_WAY:
+            patience = max(patience, len(crowd) / CROWD)
+        elif not crowd:
+            patience = 0.0
         self._lines[line][key] = self._clock() + patience
         self._somebody.set()
         return False
@@ -80,15 +87,18 @@ class Turns:
 
     def _call_next(self) -> float | None:
         """Seconds until somebody may be called; None: nobody waits."""
-        line = next((n for n, waiting in enumerate(self._lines) if waiting), None)
-        if line is None:
-            return None
-        key, not_before = next(iter(self._lines[line].items()))
-        if (pause := not_before - self._clock()) > 0:
-            return pause
-        if not self._bucket.spare(KEPT[line]):
-            return self._bucket.until(KEPT[line])
-        del self._lines[line][key]
-        self._called.add(key)
-        self._call(key)
-        return 0.0
+        now, soonest = self._clock(), None
+        for line, waiting in enumerate(self._lines):
+            if not waiting:
+                continue
+            key, not_before = next(iter(waiting.items()))
+            if not_before > now:  # who is less urgent need not wait for that
+                soonest = min(not_before - now, soonest or math.inf)
+                continue
+            if not self._bucket.spare(KEPT[line]):
+                return self._bucket.until(KEPT[line])
+            del waiting[key]
+            self._called.add(key)
+            self._call(key)
+            return 0.0
+        return soonest

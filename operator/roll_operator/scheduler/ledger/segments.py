@@ -11,10 +11,11 @@ more becomes a later one: over blocks that were written before, a sync takes hal
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roll_operator.scheduler.lifecycle import Block
+from roll_operator.scheduler.lifecycle import Block, Part
 from roll_operator.scheduler.state import Payload
 
 SEGMENT_BYTES = 32 << 20
@@ -89,6 +90,12 @@ class SegmentStore:
     def read_at(self, segment: int, start: int, length: int) -> bytes:
         """From the disk."""
         return os.pread(self._reader(segment), length, start) if length else b""
+
+    def read_part(self, part: Part) -> bytes | None:
+        """From the disk; None where something else lies there: it is damaged, or was pruned and written over."""
+        payload = self.read_at(part.segment, part.start, part.length)
+        intact = len(payload) == part.length and zlib.crc32(payload) == part.checksum
+        return payload if intact else None
 
     def take(self) -> list[Run]:
         """What is to be written with the next commit; readable from memory until it is."""
