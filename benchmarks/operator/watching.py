@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ import aiohttp
 Manifest = dict[str, Any]
 Access = tuple[str, str, str, str]
 """URL, and files of authority, certificate and key."""
+PAUSE = 0.2
+"""Seconds after an answer that is neither a list nor a watch."""
 
 
 async def watch(access: Access, path: str, **query: str) -> AsyncIterator[Manifest]:
@@ -27,11 +30,18 @@ async def watch(access: Access, path: str, **query: str) -> AsyncIterator[Manife
             if not version:
                 async with session.get(f"{url}{path}", ssl=trusted, params=query) as answer:
                     listed = await answer.json()
+                if answer.status != 200:
+                    await asyncio.sleep(PAUSE)
+                    continue
                 kind, version = listed["kind"].removesuffix("List"), _version(listed)
                 for item in listed["items"]:
                     yield {"kind": kind} | item
             since = asked | {"resourceVersion": version}
             async with session.get(f"{url}{path}", ssl=trusted, params=since) as answer:
+                if answer.status != 200:
+                    version = ""
+                    await asyncio.sleep(PAUSE)
+                    continue
                 async for line in answer.content:
                     event = json.loads(line)
                     if event["type"] == "ERROR":  # that was too long ago: all of it again

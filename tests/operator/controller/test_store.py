@@ -295,6 +295,15 @@ def test_a_job_that_cannot_be_run_is_kept_with_the_reason(
     assert read_job(stored(2), entry).job is not None, "mended"
 
 
+def test_a_run_under_way_goes_on_although_its_job_now_asks_for_what_is_not_there_yet() -> None:
+    status = {"phase": "Running", "record": {"spec_hash": "of-the-run"}}
+    spec = {**JOB["spec"], "roles": LATER}
+    entry = read_job(stored(2, spec=spec, status=status))
+    assert entry.job is not None and not entry.problem
+    status["record"]["finished"] = True  # type: ignore[index]
+    assert read_job(stored(3, spec=spec, status=status)).reason == "NotSupported"
+
+
 def test_own_writes_that_do_not_come_back_prove_that_a_watch_is_dead() -> None:
     now = [0.0]
     proof = WatchProof(lambda: now[0])

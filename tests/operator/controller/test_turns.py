@@ -15,6 +15,7 @@ from roll_operator.controller.cluster.status import StatusWriter, binding
 from roll_operator.controller.cluster.store import JobEntry, Store
 from roll_operator.controller.cluster.turns import (
     ARRIVED,
+    CROWD,
     FIGURES,
     KEPT,
     ON_ITS_WAY,
@@ -90,7 +91,31 @@ def test_in_a_crowd_who_is_on_its_way_waits_and_is_written_once_when_it_arrives(
         now[0] += PATIENCE[ON_ITS_WAY]
         assert not turns.take("d", FIGURES)
         await asyncio.sleep(0.1)
-        assert called == ["b", "c"], "and who does not arrive is written all the same"
+        assert called == ["b", "c", "d"], "and who does not arrive is written all the same"
+        running.cancel()
+
+    asyncio.run(history())
+
+
+def test_a_large_crowd_waits_longer_and_one_that_has_gone_holds_up_nobody() -> None:
+    called: list[str] = []
+    bucket, now = TokenBucket(1000.0, RATE), [0.0]
+    turns = Turns(bucket, called.append, clock=lambda: now[0])
+    crowd = [f"j{number}" for number in range(1000)]
+
+    async def history() -> None:
+        running = asyncio.create_task(turns.run())
+        bucket.pause(0.01)
+        for key in crowd:
+            assert not turns.take(key, ON_ITS_WAY)
+        now[0] = len(crowd) / CROWD - 1
+        await asyncio.sleep(0.05)
+        assert called == []
+        for key in crowd[1:]:
+            turns.leave(key)
+        await asyncio.sleep(0.05)
+        assert called == crowd[:1], "it has waited long enough for a crowd of one"
+        assert turns.take("newcomer", ON_ITS_WAY)
         running.cancel()
 
     asyncio.run(history())

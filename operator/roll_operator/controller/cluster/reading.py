@@ -38,8 +38,6 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         else:
             entry.job = RLJob.parse_stored({**manifest, "metadata": kept, "status": None})
             entry.spec_hash = spec_hash(entry.job)
-            if asked := "; ".join(f"{k}: {m}" for k, m in not_yet(entry.job.spec, cluster=True)):
-                entry.job, entry.problem, entry.reason = None, asked, "NotSupported"
     except (ValidationError, TypeError, ValueError, AttributeError) as error:
         entry.problem = _said(error)
     try:
@@ -50,6 +48,11 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         # Acting on a record that is not understood could start what must not run twice.
         entry.job, entry.problem = None, f"status.record cannot be read: {_said(error)}"
         entry.reason, entry.record = "CannotBeRead", Record()
+    under_way = entry.record.spec_hash and not entry.record.finished
+    if entry.job is not None and not under_way:  # a run goes on as its spec of record says
+        asked = [f"{key}: {said}" for key, said in not_yet(entry.job.spec, cluster=True)]
+        if asked:
+            entry.job, entry.problem, entry.reason = None, "; ".join(asked), "NotSupported"
     return entry
 
 

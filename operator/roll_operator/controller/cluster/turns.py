@@ -3,12 +3,11 @@
 Invariants: a job stands in one line at most, and nobody in a line is forgotten; a turn is given when the bucket
 has a token beyond those kept for writes that an act waits for; whatever its line, what is written then is the
 newest. Who has arrived somewhere (it runs, it ended) goes before who is on its way, and figures come last. In a
-crowd, who is on its way waits for some seconds: most arrive meanwhile, and one write tells all of it. Figures wait
-longer then, and not for ever.
+crowd, who is on its way waits, the longer the more they are: most arrive meanwhile, and one write tells all of it.
+Figures wait longer then, and not for ever.
 """
 
 import asyncio
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,7 +23,7 @@ KEPT = (4, 8, 8)
 PATIENCE = (0.0, 8.0, 30.0)
 """Seconds that one stands in line at least; figures only while others are on their way."""
 CROWD = 5.0
-"""How many a second of those who stand there longer are called, at most."""
+"""A larger crowd on its way waits a second for every so many."""
 
 
 def status_bucket(rate: float) -> TokenBucket:
@@ -42,7 +41,7 @@ class Turns:
         """`call` has the job looked at: its turn has come."""
         self._bucket, self._call, self._clock = bucket, call, clock
         self._lines: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in KEPT)
-        """Key → the time before which it is not called."""
+        """Key → since when it stands there."""
         self._called: set[str] = set()
         self._somebody = asyncio.Event()
 
@@ -59,13 +58,7 @@ class Turns:
             if key in waiting and number <= line:
                 return False
             waiting.pop(key, None)
-        crowd = self._lines[ON_ITS_WAY]
-        patience = PATIENCE[line]
-        if line == ON_ITS_WAY:
-            patience = max(patience, len(crowd) / CROWD)
-        elif not crowd:
-            patience = 0.0
-        self._lines[line][key] = self._clock() + patience
+        self._lines[line][key] = self._clock()
         self._somebody.set()
         return False
 
@@ -74,6 +67,7 @@ class Turns:
         self._called.discard(key)
         for waiting in self._lines:
             waiting.pop(key, None)
+        self._somebody.set()  # the others wait for less now
 
     async def run(self) -> None:
         while True:
@@ -81,7 +75,7 @@ class Turns:
             pause = self._call_next()
             try:
                 async with asyncio.timeout(pause):
-                    await self._somebody.wait()  # who comes now may be more urgent
+                    await self._somebody.wait()  # who comes may be more urgent
             except TimeoutError:
                 continue
 
@@ -91,9 +85,10 @@ class Turns:
         for line, waiting in enumerate(self._lines):
             if not waiting:
                 continue
-            key, not_before = next(iter(waiting.items()))
-            if not_before > now:  # who is less urgent need not wait for that
-                soonest = min(not_before - now, soonest or math.inf)
+            key, since = next(iter(waiting.items()))
+            pause = since + self._patience(line) - now
+            if pause > 0:  # who is less urgent need not wait for that
+                soonest = pause if soonest is None else min(pause, soonest)
                 continue
             if not self._bucket.spare(KEPT[line]):
                 return self._bucket.until(KEPT[line])
@@ -102,3 +97,10 @@ class Turns:
             self._call(key)
             return 0.0
         return soonest
+
+    def _patience(self, line: int) -> float:
+        """As the lines are now: a crowd that has gone holds up nobody."""
+        crowd = len(self._lines[ON_ITS_WAY])
+        if line == ON_ITS_WAY:
+            return max(PATIENCE[line], crowd / CROWD)
+        return PATIENCE[line] if crowd else 0.0
