@@ -218,6 +218,28 @@ def test_an_exception_is_a_failure_with_its_line(tmp_path: Path) -> None:
     assert fine == Reward(1.0)
 
 
+@pytest.mark.parametrize("define", ["def", "async def"])
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("KeyError", "KeyError"),
+        (
+            "KeyError([1])",
+            "KeyError: [1] (it is given answer, prompt, response, tag, tokens, turns)",
+        ),
+        ("KeyError('tag')", "KeyError: 'tag'"),
+    ],
+)
+def test_whatever_key_a_function_misses_is_a_failure(
+    tmp_path: Path, define: str, raised: str, said: str
+) -> None:
+    code = f"{define} score(response, **facts):\n    if response == '8': raise {raised}\n    return 1.0\n"
+    failure, fine = score(user_function(tmp_path, code, timeout=5.0), sample("8"), sample("7"))
+    assert isinstance(failure, ScorerError)
+    assert str(failure) == f"rewards.py:score raised: rewards.py, line 2: {said}"
+    assert fine == Reward(1.0)
+
+
 def test_what_a_function_prints_does_not_disturb_its_answers(tmp_path: Path) -> None:
     scorer = user_function(
         tmp_path,

@@ -73,7 +73,8 @@ class Function:
             return {"error": str(error)}
         said = f"{self.name} raised: {describe(error, self.path)}"
         # `**facts` asks for nothing by name: what is not there is found when it is looked up.
-        if self.takes_all and isinstance(error, KeyError) and error.args[0] not in given:
+        missed = isinstance(error, KeyError) and error.args and str(error.args[0]) not in given
+        if self.takes_all and missed:
             said += f" (it is given {', '.join(sorted(given))})"
         return {"error": said}
 
