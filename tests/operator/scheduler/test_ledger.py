@@ -167,6 +167,18 @@ def test_a_failed_transaction_leaves_no_row(world: MakeWorld) -> None:
     assert list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key")) == committed
 
 
+def test_an_opening_that_fails_tells_why(world: MakeWorld) -> None:
+    """As with a full disk, SQLite has ended the transaction by itself."""
+    job = world(workers=False)
+    job.ledger.close()
+    with sqlite3.connect(job.folder / "ledger.sqlite") as db:
+        db.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON meta BEGIN SELECT RAISE(ROLLBACK, 'no room'); END"
+        )
+    with pytest.raises(sqlite3.IntegrityError, match="no room"):
+        job.open()
+
+
 # Segments.
 
 

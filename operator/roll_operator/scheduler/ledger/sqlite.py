@@ -173,9 +173,11 @@ class SqliteLedger:
         check_format(meta, self._path)
         term = int(meta.get("term", 0)) + 1
         name = str(meta.get("ledger") or uuid.uuid4().hex)
-        with transaction(self._db) as db:
-            opening = {"term": term, "format": FORMAT, "ledger": name}
+        opening = {"term": term, "format": FORMAT, "ledger": name}
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._undone() as db:
             _insert(db, META, [(key, json.dumps(value)) for key, value in opening.items()])
+            db.execute("COMMIT")
         self.store.resume(*meta.get("tail", (0, 0)))
         state = JobState(
             settings=self._settings,
@@ -220,17 +222,6 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         return db
     except sqlite3.OperationalError as error:
         raise LedgerError(f"{path}: cannot be opened: {error}") from error
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield db
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
 
 
 def read_meta(db: sqlite3.Connection) -> dict[str, Any]:
