@@ -115,8 +115,11 @@ def _needs(root: Path, reference: str) -> frozenset[str]:
         tree = ast.parse((root / Path(path).expanduser()).read_bytes())
     except (OSError, SyntaxError, ValueError, RuntimeError):
         return frozenset()  # told where the file itself is looked at
-    function = dict(_defined(tree.body)).get(name)
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or function.decorator_list:
+    found = [by for n, by in _defined(tree.body) if n in (name, "*", "__getattr__")]
+    function = found[0] if len(found) == 1 and found[0] in tree.body else None
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or function.name != name:
+        return frozenset()
+    if function.decorator_list:
         return frozenset()
     at, by_name = [*function.args.posonlyargs, *function.args.args], function.args.kwonlyargs
     needed = at[: len(at) - len(function.args.defaults)]

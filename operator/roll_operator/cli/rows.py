@@ -112,18 +112,22 @@ def _wrong_with(
     if row.get(source.answer_key) is None and any(map(_needs_answer, judges)):
         yield f"no {source.answer_key!r}, which its rewards compare with; answerKey names another"
     for judge in judges:
-        given = GIVEN | judge.scorer.options.keys() | {_known_as(key, source) for key in row}
+        given = GIVEN | judge.scorer.options.keys() | _given(row, source)
         if missing := parameters.get(judge.name, frozenset()) - given:
             yield (
-                f"no {', '.join(sorted(missing))}, which {judge.scorer.python} asks for; its columns are "
-                f"{', '.join(row)}"
+                f"no {', '.join(sorted(missing))}, which {judge.scorer.python} asks for; it is given "
+                f"{', '.join(sorted(given))}"
             )
 
 
-def _known_as(column: str, source: DataSource) -> str:
-    """The name under which a function gets a column."""
-    roles = {source.answer_key: "answer", source.messages_key: "messages"}
-    return roles.get(column, column)
+def _given(row: dict[str, Any], source: DataSource) -> set[str]:
+    """The names under which a function gets a row's columns: as a worker gives them, and no others."""
+    roles = (source.prompt_key, source.messages_key, source.answer_key, source.tag_key)
+    given = {key: value for key, value in row.items() if key not in roles}
+    for name, key in (("messages", source.messages_key), ("answer", source.answer_key)):
+        if row.get(key) is not None:
+            given[name] = row[key]
+    return {name for name, value in given.items() if name != "answer" or value is not None}
 
 
 def _needs_answer(reward: Reward) -> bool:

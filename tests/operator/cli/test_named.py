@@ -1,5 +1,6 @@
 """What a job names is looked at before anything starts: all that is wrong is told at once, at its key."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from roll_operator.cli.named import Checked, check
 from roll_operator.cli.rows import LINES
 from roll_operator.cli.validate import validate_files
 from roll_workers.builtin import data, models
+from roll_workers.environment.envs.dataset import Columns, facts_of
+from roll_workers.reward.samples import scored_sample
+from roll_workers.reward.scorers import Reward
+from roll_workers.reward.scorers.python import Python
 from ruamel.yaml import YAML
 from support.objects import changed
 
@@ -178,6 +183,12 @@ def test_rows_need_an_answer_and_a_reward_where_they_are_judged_by_it(folder: Pa
         ("def score(prompt, response, tag, tokens, turns, answer='', **facts): ...", None),
         ("def score(level, bonus, task): ...", "level"),
         ("import functools\n@functools.cache\ndef score(answer): ...", None),
+        ("try:\n    from fast import score\nexcept ImportError:\n    def score(gold): ...", None),
+        ("if 1:\n    def score(): ...\nelse:\n    def score(gold): ...", None),
+        ("if 1:\n    def score(gold): ...", None),
+        ("def score(gold): ...\nfrom other import *", None),
+        ("def score(gold): ...\nscore = print", None),
+        ("def __getattr__(name): ...", None),
     ],
 )
 def test_rows_have_the_columns_that_a_function_asks_for(
@@ -192,16 +203,55 @@ def test_rows_have_the_columns_that_a_function_asks_for(
         if missing is None
         else [
             f"spec.data.train.path: rows.jsonl, line 1: no {missing}, which rewards.py:score asks for; "
-            "its columns are prompt, task"
+            "it is given bonus, prompt, response, tag, task, tokens, turns"
         ]
     )
 
 
-def test_a_column_by_another_name_is_the_answer(folder: Path) -> None:
-    (folder / "rewards.py").write_text("def score(response, answer): ...")
-    (folder / "rows.jsonl").write_text('{"prompt": "x", "result": "y"}\n')
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        (ROW | {"level": None}, {}),
+        ({"prompt": "x", "answer": None, "messages": None, "tag": None}, {}),
+        (
+            {"question": "x", "result": "y", "kind": "z"},
+            {"prompt": "question", "answer": "result", "tag": "kind"},
+        ),
+        (
+            {"prompt": "x", "result": None, "answer": "y", "tag": "z"},
+            {"answer": "result", "tag": "kind"},
+        ),
+        ({"prompt": "x", "answer": None}, {"answer": "result"}),
+        ({"talk": [{"role": "user", "content": "x"}], "messages": None}, {"messages": "talk"}),
+        ({"prompt": "x", "talk": None, "messages": None}, {"messages": "talk"}),
+    ],
+)
+def test_rows_have_what_a_worker_gives_of_them(
+    folder: Path, row: dict[str, Any], keys: dict[str, str]
+) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    given = names_that_a_worker_gives(folder, row, keys)
 
-    assert errors(folder, {"spec.data.train.answerKey": "result"}) == []
+    for name in {"prompt", "messages", "answer", "tag", "response", *row}:
+        (folder / "rewards.py").write_text(f"def score({name}): ...")
+        said = errors(folder, {f"spec.data.train.{role}Key": key for role, key in keys.items()})
+        assert [f"no {name}, which" in words for words in said] == [True] * (name not in given)
+
+
+def names_that_a_worker_gives(folder: Path, row: dict[str, Any], keys: dict[str, str]) -> set[str]:
+    (folder / "rewards.py").write_text("def score(**facts): return dict.fromkeys(facts, 1.0)")
+    facts = facts_of(row, Columns(**keys))
+    written = {key: json.dumps(value) for key, value in facts.items()}
+
+    async def judged() -> Reward:
+        function = Python("rewards.py:score", folder, 20.0, {})
+        await function.start()
+        try:
+            return await function.score(scored_sample(written, "", 0, []))
+        finally:
+            await function.close()
+
+    return set(asyncio.run(judged()).parts)
 
 
 def test_of_a_large_file_the_beginning_is_looked_at_and_that_is_said(folder: Path) -> None:
