@@ -28,7 +28,7 @@ from roll_wire import control_pb2_grpc, session_pb2_grpc, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 
 from roll_operator.scheduler.guard import Guard
-from roll_operator.scheduler.ledger import LedgerError, SqliteLedger
+from roll_operator.scheduler.ledger import LedgerBusy, LedgerError, SqliteLedger
 from roll_operator.scheduler.place import BadPlace, Place
 from roll_operator.scheduler.refusals import Refusals
 from roll_operator.scheduler.replay import ReplayHub
@@ -140,7 +140,8 @@ def _for_the_user(error: Exception) -> bool:
         return error.errno in (
             errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT,
         )  # fmt: skip
-    return not (isinstance(error, sqlite3.OperationalError) and "locked" in str(error))
+    locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+    return not (locked or isinstance(error, LedgerBusy))
 
 
 def _explain(error: Exception, ledger: Path) -> str:

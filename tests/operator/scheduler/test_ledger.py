@@ -9,6 +9,7 @@ import resource
 import signal
 import sqlite3
 import subprocess
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,17 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from roll_operator.scheduler.ledger import LedgerError, SegmentStore, SqliteLedger, segments
+from roll_operator.scheduler.ledger import (
+    LedgerBusy,
+    LedgerError,
+    SegmentStore,
+    SqliteLedger,
+    segments,
+)
 from roll_operator.scheduler.lifecycle import Block, Part, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
+from roll_operator.scheduler.state import Writes
 from support.scheduler_dump import dump
 from support.scheduler_world import MakeWorld, World
 
@@ -177,6 +185,33 @@ def test_an_opening_that_fails_tells_why(world: MakeWorld) -> None:
         )
     with pytest.raises(sqlite3.IntegrityError, match="no room"):
         job.open()
+
+
+def test_a_second_writer_is_waited_for_briefly(world: MakeWorld) -> None:
+    job = world(workers=False)
+    other = sqlite3.connect(job.folder / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    with pytest.raises(LedgerBusy) as raised:
+        job.ledger.begin(Writes(meta={"cursor": 1}), [])
+    assert time.monotonic() - began < 10.0, "the event loop stands still meanwhile"
+    assert str(raised.value) == (
+        f"{job.folder}/ledger.sqlite: another process writes to it; "
+        "end that one, a job has one scheduler"
+    )
+    other.close()
+    job.ledger.commit(Writes(meta={"cursor": 1}), [])
+
+
+def test_a_large_transaction_is_written_when_it_ends(world: MakeWorld) -> None:
+    job = world(workers=False)
+    log = job.folder / "ledger.sqlite-wal"
+    before = log.stat().st_size
+    writes = Writes(meta={f"large.{n}": "x" * 100_000 for n in range(80)})
+    job.ledger.begin(writes, [])
+    assert log.stat().st_size == before, "the event loop does not write to the disk"
+    job.ledger.finish(writes, [])
+    assert log.stat().st_size > before + 8_000_000
 
 
 # Segments.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -469,6 +470,20 @@ def test_a_port_in_use_is_one_line_and_exit_2(scheduler: Scheduler) -> None:
     assert said.splitlines()[-1] == (
         f"error: the scheduler cannot listen on {scheduler.address}: is the port in use?"
     )
+
+
+def test_a_ledger_with_a_second_writer_ends_it_for_a_restart(scheduler: Scheduler) -> None:
+    """Exit 2 would end the job: but the other one may be gone soon."""
+    process = scheduler.start().process
+    assert process
+    other = sqlite3.connect(scheduler.folder / "ledger" / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(grpc.RpcError):
+        scheduler.control.SyncPods(control_pb2.Pods(gone=["uid"]), timeout=SECONDS)
+    _, said = process.communicate(timeout=SECONDS)
+    other.close()
+    assert process.returncode == 1
+    assert "another process writes to it" in said.splitlines()[-1]
 
 
 def test_a_ledger_that_is_no_ledger_is_one_line_and_exit_2(scheduler: Scheduler) -> None:

@@ -5,6 +5,6 @@ Invariant: a commit is all or nothing, and payloads are on disk before the commi
 """
 
 from roll_operator.scheduler.ledger.segments import SegmentStore
-from roll_operator.scheduler.ledger.sqlite import LedgerError, SqliteLedger
+from roll_operator.scheduler.ledger.sqlite import LedgerBusy, LedgerError, SqliteLedger
 
-__all__ = ["LedgerError", "SegmentStore", "SqliteLedger"]
+__all__ = ["LedgerBusy", "LedgerError", "SegmentStore", "SqliteLedger"]

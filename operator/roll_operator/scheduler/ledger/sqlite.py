@@ -81,10 +81,17 @@ FOLDED = (
 )
 # One execution inserts up to so many rows.
 MOST_ROWS = 256
+# A transaction larger than that is written in part before its end.
+CACHE_BYTES = 16 << 20
+BUSY_MS = 2_000
 
 
 class LedgerError(RuntimeError):
     """The ledger cannot be used; the message says why and what to do."""
+
+
+class LedgerBusy(LedgerError):
+    """Another process writes to it. The next start waits for that one's end."""
 
 
 class SqliteLedger:
@@ -106,6 +113,7 @@ class SqliteLedger:
         self._db = connect(self._path, read_only=read_only)
         if not read_only:
             self._db.execute(f"PRAGMA synchronous={'FULL' if sync else 'OFF'}")
+            self._db.execute(f"PRAGMA cache_size=-{CACHE_BYTES >> 10}")
             self._db.executescript(SCHEMA.read_text())
         self.store = SegmentStore(folder / "segments", segment_bytes=segment_bytes)
         self.reader = connect(self._path, read_only=True)
@@ -121,10 +129,13 @@ class SqliteLedger:
         self.finish(writes, payloads)
 
     def begin(self, writes: Writes, payloads: list[Run]) -> None:
-        """Every row into one transaction, which `finish` ends: nothing here waits for the disk."""
+        """Every row into one transaction, which `finish` ends. Up to CACHE_BYTES nothing is written here.
+
+        There is one writer: who finds another waits for it no longer than BUSY_MS.
+        """
         if payloads:
             writes.meta["tail"] = payloads[-1].end
-        self._db.execute("BEGIN IMMEDIATE")
+        self._begin()
         with self._undone() as db:
             for name, statement in STATEMENTS.items():
                 batch = getattr(writes, name)
@@ -147,6 +158,15 @@ class SqliteLedger:
             db.execute("COMMIT")
         if dead:
             self.store.drop(dead)
+
+    def _begin(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            why = "another process writes to it; end that one, a job has one scheduler"
+            raise LedgerBusy(f"{self._path}: {why}") from error
 
     @contextmanager
     def _undone(self) -> Iterator[sqlite3.Connection]:
@@ -174,10 +194,11 @@ class SqliteLedger:
         term = int(meta.get("term", 0)) + 1
         name = str(meta.get("ledger") or uuid.uuid4().hex)
         opening = {"term": term, "format": FORMAT, "ledger": name}
-        self._db.execute("BEGIN IMMEDIATE")
+        self._begin()  # an older scheduler may just be ending: this waits for it
         with self._undone() as db:
             _insert(db, META, [(key, json.dumps(value)) for key, value in opening.items()])
             db.execute("COMMIT")
+        self._db.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         self.store.resume(*meta.get("tail", (0, 0)))
         state = JobState(
             settings=self._settings,
