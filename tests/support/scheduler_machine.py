@@ -247,7 +247,7 @@ class Machine:
             task.index,
             task.lease,
             task.turn,
-            f"{task.lease}".encode(),
+            self.payload(task),
             tokens=2 if generates else 0,
             oldest=outcome.version if generates else None,
             newest=outcome.version if generates else None,
@@ -262,6 +262,9 @@ class Machine:
         if verdict == leases.STORED:
             key = (task.group, task.index, task.stage, task.turn)
             self.stored[key] = self.stored.get(key, 0) + 1
+
+    def payload(self, task: Held) -> bytes:
+        return f"{task.lease}".encode()
 
     def send_partial(self, worker: SimWorker, task: Held, tokens: int, *, again: bool) -> None:
         """What was generated so far, once or twice over."""

@@ -3,6 +3,8 @@
 import json
 import sqlite3
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,13 +15,10 @@ if TYPE_CHECKING:
 
 
 def verify_ledger(folder: RunFolder, *, as_json: bool) -> int:
-    settings = ledger_settings(folder)
-    from roll_operator.scheduler.audit import verify
+    with reading(folder) as settings:
+        from roll_operator.scheduler.audit import verify
 
-    try:
         found = verify(folder.ledger, settings)
-    except sqlite3.Error as error:
-        raise RunError(f"{folder.ledger} cannot be read: {error}") from error
     if as_json:
         print(json.dumps({"run": str(folder.path), **asdict(found)}, indent=1))
         return 1 if found.problems else 0
@@ -34,12 +33,22 @@ def verify_ledger(folder: RunFolder, *, as_json: bool) -> int:
     return 1 if found.problems else 0
 
 
-def ledger_settings(folder: RunFolder) -> "Settings":
-    """What the ledger's rows are to be read with. Raises RunError if there is no ledger."""
+@contextmanager
+def reading(folder: RunFolder) -> Iterator["Settings"]:
+    """What the ledger's rows are to be read with. Raises RunError if there is no ledger, or none that can be read."""
     if not (folder.ledger / "ledger.sqlite").exists():
         raise RunError(f"{folder.path} has no ledger yet")
     from roll_api import RLJob
 
+    from roll_operator.scheduler.ledger.sqlite import LedgerError
+    from roll_operator.scheduler.lifecycle import Altered
     from roll_operator.scheduler.settings import Settings
 
-    return Settings.from_job(RLJob.from_json(folder.job_file.read_text(encoding="utf-8")))
+    try:
+        yield Settings.from_job(RLJob.from_json(folder.job_file.read_text(encoding="utf-8")))
+    except Altered as error:
+        raise RunError(f"{folder.ledger}: {error}; see `roll ledger verify`") from error
+    except LedgerError as error:
+        raise RunError(str(error)) from error
+    except sqlite3.Error as error:
+        raise RunError(f"{folder.ledger} cannot be read: {error}") from error

@@ -5,7 +5,8 @@ import json
 import select
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from roll_api.figures import figure
 from roll_wire import control_pb2, session_pb2
 
-from roll_operator.cli.ledger import ledger_settings
+from roll_operator.cli.ledger import reading
 from roll_operator.cli.scheduler_call import CALL_SECONDS, ask
 from roll_operator.controller.folder import RunError, RunFolder
 
@@ -114,10 +115,10 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
     request = control_pb2.SampleRequest(unit=session_pb2.Unit(group=group, index=index))
     story = ask(folder, lambda control: _story(control, request))
     if story is None:
-        settings = ledger_settings(folder)
-        from roll_operator.scheduler import offline
+        with reading(folder) as settings:
+            from roll_operator.scheduler import offline
 
-        story = offline.sample_story(folder.ledger, settings, group, index)
+            story = offline.sample_story(folder.ledger, settings, group, index)
     with _texts(folder) as texts:
         told, hint, note = texts.of(group, index), _why_not(texts, group), texts.note
     if story is None or not story.events:
@@ -150,11 +151,13 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def _texts(folder: RunFolder) -> "Texts":
-    ledger_settings(folder)
-    from roll_operator.controller.text import Texts
+@contextmanager
+def _texts(folder: RunFolder) -> Iterator["Texts"]:
+    with reading(folder):
+        from roll_operator.controller.text import Texts
 
-    return Texts(folder)
+        with Texts(folder) as texts:
+            yield texts
 
 
 def _why_not(texts: "Texts", group: int) -> str:
@@ -186,10 +189,10 @@ def _list(folder: RunFolder, limit: int) -> control_pb2.SampleList:
     listed = ask(folder, lambda control: control.ListSamples(request, timeout=CALL_SECONDS))
     if isinstance(listed, control_pb2.SampleList):
         return listed
-    settings = ledger_settings(folder)
-    from roll_operator.scheduler import offline
+    with reading(folder) as settings:
+        from roll_operator.scheduler import offline
 
-    every = offline.list_samples(folder.ledger, settings)
+        every = offline.list_samples(folder.ledger, settings)
     return control_pb2.SampleList(samples=every.samples[:limit], total=every.total)
 
 
@@ -199,8 +202,11 @@ def _story(control: Any, request: control_pb2.SampleRequest) -> control_pb2.Samp
     try:
         story: control_pb2.SampleStory = control.GetSample(request, timeout=CALL_SECONDS)
     except grpc.RpcError as error:
-        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        if code is grpc.StatusCode.NOT_FOUND:
             return control_pb2.SampleStory()
+        if code is grpc.StatusCode.UNKNOWN:  # it failed to tell: the ledger tells it, or why not
+            return None
         raise
     return story
 

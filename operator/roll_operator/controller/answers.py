@@ -22,6 +22,7 @@ def read_answers(folder: RunFolder, *, last: bool) -> Answers:
     from roll_operator.controller.text import Texts
     from roll_operator.scheduler import offline
     from roll_operator.scheduler.ledger.sqlite import LedgerError
+    from roll_operator.scheduler.lifecycle import Altered
 
     try:
         means = offline.held_out(folder.ledger)
@@ -30,7 +31,7 @@ def read_answers(folder: RunFolder, *, last: bool) -> Answers:
         step, _ = means[-1 if last else 0]
         with Texts(folder) as texts:
             found = texts.evaluated(step, range(PROMPTS))
-    except (LedgerError, sqlite3.Error, OSError):
+    except (Altered, LedgerError, sqlite3.Error, OSError):
         return {}
     answers = [
         {"prompt": told.first("prompt"), "response": told.response, "reward": told.reward}
