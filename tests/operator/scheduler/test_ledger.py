@@ -175,6 +175,24 @@ def test_a_failed_transaction_leaves_no_row(world: MakeWorld) -> None:
     assert list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key")) == committed
 
 
+def test_payloads_that_cannot_be_written_leave_no_row_and_are_written_later(
+    world: MakeWorld,
+) -> None:
+    job = world(groups_per_step=1, group_size=1)
+    before = list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key"))
+    ((worker, task),) = job.tasks(Stage.RESET)
+    job.finish(worker, task)
+    writes, _ = job.state.take()
+    payloads = job.ledger.store.take()
+    assert writes.parts and payloads
+    with files_no_larger_than(1), pytest.raises(OSError, match="too large"):
+        job.ledger.commit(writes, payloads)
+    assert list(job.ledger.reader.execute("SELECT * FROM meta ORDER BY key")) == before
+    assert list(job.ledger.reader.execute("SELECT * FROM parts")) == []
+    job.ledger.commit(writes, payloads)
+    check_nothing_is_lost(job, dump(job.state))
+
+
 def test_an_opening_that_fails_tells_why(world: MakeWorld) -> None:
     """As with a full disk, SQLite has ended the transaction by itself."""
     job = world(workers=False)

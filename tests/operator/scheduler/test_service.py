@@ -102,31 +102,62 @@ def test_an_acknowledged_result_survives_kill_9(scheduler: Scheduler) -> None:
     assert verify(scheduler).problems == []
 
 
+class SlowDisk:
+    """A hub whose commits wait for `is_done`, and a worker whose Hello makes one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = Hub(SqliteLedger(folder, Settings(steps=1, groups_per_step=1, group_size=1)))
+        self.under_way, self.is_done = threading.Event(), threading.Event()
+        finish = self.hub.ledger.finish
+
+        def slowly(*rows: Any) -> None:
+            self.under_way.set()
+            assert self.is_done.wait(SECONDS)
+            finish(*rows)
+
+        self.hub.ledger.finish = slowly  # type: ignore[method-assign]
+        self.queue = self.hub.attach("uid/1")
+        self.transaction = self.hub.state.transaction
+        data = {"train": (7, "hash")}  # what makes the Hello worth a row
+        greeting = Greeting("uid/1", "pod", "uid", "environment", "environment", 1, data=data)
+        presence.hello(self.hub.state, greeting, time.time())
+        self.hub.wake()
+
+    async def __aenter__(self) -> SlowDisk:
+        self.pump = asyncio.create_task(self.hub.run())
+        assert await asyncio.to_thread(self.under_way.wait, SECONDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_done.set()
+        self.pump.cancel()
+        self.hub.close()
+
+
 def test_nothing_is_said_while_the_commit_is_under_way(tmp_path: Path) -> None:
     """A disk that takes its time: the Welcome of a worker waits for it."""
 
     async def story() -> None:
-        hub = Hub(SqliteLedger(tmp_path, Settings(steps=1, groups_per_step=1, group_size=1)))
-        disk_is_done = threading.Event()
-        finish = hub.ledger.finish
+        async with SlowDisk(tmp_path) as disk:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(disk.queue.get(), 0.5)
+            disk.is_done.set()
+            assert await asyncio.wait_for(disk.queue.get(), SECONDS)
 
-        def slowly(*rows: Any) -> None:
-            assert disk_is_done.wait(SECONDS)
-            finish(*rows)
+    asyncio.run(story())
 
-        hub.ledger.finish = slowly  # type: ignore[method-assign]
-        pump = asyncio.create_task(hub.run())
-        queue = hub.attach("uid/1")
-        data = {"train": (7, "hash")}  # what makes the Hello worth a row
-        greeting = Greeting("uid/1", "pod", "uid", "environment", "environment", 1, data=data)
-        presence.hello(hub.state, greeting, time.time())
-        hub.wake()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(queue.get(), 0.5)
-        disk_is_done.set()
-        assert await asyncio.wait_for(queue.get(), SECONDS)
-        pump.cancel()
-        hub.close()
+
+def test_who_needs_a_transaction_waits_for_that_one_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with SlowDisk(tmp_path) as disk:
+            await asyncio.wait_for(disk.hub.durable(0), 0.5)
+            waiting = asyncio.create_task(disk.hub.durable(disk.transaction))
+            await asyncio.wait([waiting], timeout=0.5)
+            assert not waiting.done(), "it is under way"
+            disk.is_done.set()
+            await asyncio.wait_for(waiting, SECONDS)
+            disk.is_done.clear()
+            await asyncio.wait_for(disk.hub.durable(disk.transaction), 0.5)
 
     asyncio.run(story())
 
