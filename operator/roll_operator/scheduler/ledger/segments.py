@@ -39,7 +39,7 @@ class Run:
 
 
 class SegmentStore:
-    """`append`, `read`, `take` and `done` belong to one thread, `write` to the thread that commits."""
+    """`append`, `read`, `take` and `done` belong to one thread; `write`, `segments` and `drop` to the one that commits."""
 
     def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
