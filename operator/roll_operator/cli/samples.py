@@ -82,6 +82,8 @@ def show_samples(
 def show_ended(folder: RunFolder, *, limit: int, reward_below: float | None, as_json: bool) -> int:
     with _texts(folder) as texts:
         found, note = texts.ended(limit, reward_below=reward_below), texts.note
+    if texts.damaged:
+        print(f"warning: {_damaged(folder, texts.damaged)}", file=sys.stderr)
     if as_json:
         print(
             json.dumps({"samples": [_row(told.state) | _content(told) for told in found]}, indent=1)
@@ -121,6 +123,8 @@ def show_sample(folder: RunFolder, name: str, *, as_json: bool) -> int:
             story = offline.sample_story(folder.ledger, settings, group, index)
     with _texts(folder) as texts:
         told, hint, note = texts.of(group, index), _why_not(texts, group), texts.note
+    if texts.damaged:
+        raise RunError(_damaged(folder, texts.damaged))
     if story is None or not story.events:
         raise RunError(f"{folder.path} has no sample {name}: {hint}")
     events = [_event(event) for event in story.events]
@@ -158,6 +162,14 @@ def _texts(folder: RunFolder) -> Iterator["Texts"]:
 
         with Texts(folder) as texts:
             yield texts
+
+
+def _damaged(folder: RunFolder, names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{folder.ledger}: what was said in sample {names[0]}{more} is damaged; "
+        "see `roll ledger verify`"
+    )
 
 
 def _why_not(texts: "Texts", group: int) -> str:

@@ -65,7 +65,10 @@ class Told:
 
 
 class Texts:
-    """The samples whose details a ledger still holds. `note` tells why they are numbers; empty: they are text."""
+    """The samples whose details a ledger still holds. `note` tells why they are numbers; empty: they are text.
+
+    `damaged` names those that were looked for and are on record, but whose payloads are not as they were written.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         job = RLJob.from_json(folder.job_file.read_text(encoding="utf-8"))
@@ -74,6 +77,7 @@ class Texts:
         check_format(read_meta(self._db), folder.ledger / "ledger.sqlite")
         self._store = SegmentStore(folder.ledger / "segments")
         self._decode, self.note = _decoder(folder, job)
+        self.damaged: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +92,7 @@ class Texts:
         self._store.close()
 
     def of(self, group: int, index: int) -> Told | None:
-        """None where its details were pruned, or there is no such sample."""
+        """None where its details were pruned or are damaged, or there is no such sample."""
         return next((t for g in self._groups([group]) for t in self._told(g, [index])), None)
 
     def ended(self, limit: int, *, reward_below: float | None = None) -> list[Told]:
@@ -141,6 +145,8 @@ class Texts:
                 continue
             trajectory = self._trajectory((*parts.get(-1, ()), *parts.get(index, ())))
             if trajectory is None:
+                if self.size(group.id) is not None:  # else it was pruned while we were reading
+                    self.damaged.append(f"{group.id}.{index}")
                 continue
             scored = trajectory.HasField("reward")
             yield Told(
@@ -152,7 +158,7 @@ class Texts:
             )
 
     def _trajectory(self, parts: Sequence[Part]) -> Trajectory | None:
-        """None where it was pruned while we were reading."""
+        """None where not all of it is there any more."""
         trajectory = Trajectory()
         for part in parts:
             try:

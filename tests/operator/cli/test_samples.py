@@ -14,6 +14,8 @@ from roll_operator.controller import claim
 from roll_operator.controller.answers import read_answers
 from roll_operator.controller.folder import RunError, RunFolder
 from roll_operator.scheduler import record
+from roll_operator.scheduler.ledger.segments import SegmentStore
+from roll_operator.scheduler.lifecycle import Part
 from roll_operator.scheduler.settings import Settings
 from roll_wire import control_pb2_grpc
 from roll_wire.sample_pb2 import Trajectory
@@ -139,3 +141,64 @@ def test_what_a_scheduler_fails_to_tell_the_ledger_tells(run: RunFolder) -> None
             show_sample(run, f"{group}.0", as_json=False)
     finally:
         server.stop(0).wait()
+
+
+def damage(run: RunFolder, group: int) -> None:
+    """One byte of what its first sample generated."""
+    db = sqlite3.connect(run.ledger / "ledger.sqlite")
+    query = "SELECT packed FROM parts WHERE group_id = ?"
+    parts = [p for (packed,) in db.execute(query, (group,)) for p in record.parts(packed, group)]
+    db.close()
+    part = next(p for p in parts if (p.idx, p.stage) == (0, "generate"))
+    with (run.ledger / "segments" / f"{part.segment:08d}.seg").open("r+b") as file:
+        file.seek(part.start + part.length - 1)
+        file.write(b"\0")
+
+
+def test_a_damaged_payload_is_told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    group = one(run, TRAINED)
+    ended(run, as_json=True)
+    before = {s["sample"] for s in json.loads(capsys.readouterr().out)["samples"]}
+    damage(run, group)
+    said = f"{run.ledger}: what was said in sample {group}.0 is damaged; see `roll ledger verify`"
+
+    with pytest.raises(RunError) as raised:
+        show_sample(run, f"{group}.0", as_json=False)
+    assert str(raised.value) == said
+    assert show_sample(run, f"{group}.1", as_json=False) == 0, "the other one is whole"
+
+    capsys.readouterr()
+    assert ended(run, as_json=True) == 0
+    shown = capsys.readouterr()
+    assert before - {s["sample"] for s in json.loads(shown.out)["samples"]} == {f"{group}.0"}
+    assert shown.err == f"warning: {said}\n"
+
+
+def test_of_many_damaged_payloads_the_first_is_named(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for segment in (run.ledger / "segments").glob("*.seg"):
+        segment.unlink()
+
+    assert ended(run) == 0
+
+    newest = one(run, "state NOT IN (1, 3)")
+    every = 2 * 2 * 2 + 2 * 2  # of two steps, and of the two validations before them
+    assert f"sample {newest}.0 and {every - 1} more is damaged" in capsys.readouterr().err
+
+
+def test_what_is_pruned_while_it_is_read_is_no_damage(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pruned(store: SegmentStore, part: Part) -> None:
+        """Its rows are gone first, then something else is written over it."""
+        db = sqlite3.connect(run.ledger / "ledger.sqlite", isolation_level=None)
+        db.execute("DELETE FROM groups WHERE state NOT IN (1, 3)")
+        db.close()
+
+    monkeypatch.setattr(SegmentStore, "read_part", pruned)
+
+    assert ended(run) == 0
+
+    shown = capsys.readouterr()
+    assert (shown.out.splitlines()[-1], shown.err) == ("none", "")
