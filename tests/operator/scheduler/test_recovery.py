@@ -102,8 +102,8 @@ def test_a_ledger_that_knows_the_job_needs_no_bookmark(tmp_path: Path, case: str
     if case == "a batch on record":
         state.formed = 2
     before = (state.term, state.trainer.term, state.cursor, state.next_group, state.lineage)
-    mark = "" if case == "a new job" else json.dumps(MARK)
-    assert not recovery.recover(state, step, mark, 4)
+    mark, lineage = ("", 0) if case == "a new job" else (json.dumps(MARK), 4)
+    assert not recovery.recover(state, step, mark, lineage)
     after = (state.term, state.trainer.term, state.cursor, state.next_group, state.lineage)
     assert after == before
     assert state.ledger_lost == ""
@@ -114,6 +114,16 @@ def test_a_checkpoint_without_a_bookmark_serves_too(tmp_path: Path) -> None:
     lost = recovery.recover(state, 3, "", 1)
     assert training.rewind(state, state.trainer.term, 3, NOW, lost=lost) == 2
     assert state.cursor == 0, "the data is read again from its beginning"
+
+
+def test_where_no_checkpoint_is_intact_the_job_starts_again_in_a_new_lineage(
+    tmp_path: Path,
+) -> None:
+    _, state = opened(tmp_path)
+    lost = recovery.recover(state, 0, "", 3)
+    assert training.rewind(state, state.trainer.term, 0, NOW, lost=lost) == 4
+    assert "started again from the model" in state.ledger_lost
+    assert state.term > 1_000 and state.trainer.term > 1_000 and state.next_group > 1_000
 
 
 def test_a_ledger_keeps_its_name_and_another_one_has_another(tmp_path: Path) -> None:

@@ -99,6 +99,23 @@ def test_the_checkpoint_of_step_0_tells_of_a_ledger_before(
     assert trainer.lineage == 2
 
 
+def test_checkpoints_of_which_none_is_intact_tell_of_a_ledger_before(
+    scheduler: Forgetful, model_folder: Path
+) -> None:
+    train(scheduler, job(model_folder, steps=2), attempt=0)
+    for checkpoint in scheduler.checkpoints:
+        shutil.rmtree(scheduler.storage / checkpoint.path / "model")
+    scheduler.lose()
+
+    trainer = train(scheduler, job(model_folder, steps=1), attempt=1)
+    assert scheduler.rewound is not None
+    assert (scheduler.rewound.step, scheduler.rewound.bookmark) == (0, "")
+    assert (scheduler.rewound.lineage, trainer.lineage) == (1, 2)
+    first = scheduler.checkpoints[-1]
+    saved = verify(scheduler.storage / first.path, first.digest)
+    assert (saved.step, saved.lineage, saved.bookmark) == (0, 2, "after the loss")
+
+
 def test_another_jobs_checkpoint_is_not_taken(scheduler: Forgetful, model_folder: Path) -> None:
     train(scheduler, job(model_folder, steps=2), attempt=0)
     path = scheduler.storage / scheduler.checkpoints[0].path / NAME

@@ -112,16 +112,17 @@ class Trainer:
         elif vouched:
             log.warning("no checkpoint is intact: starting again from the model at step 0")
         request = trainer_pb2.RewindRequest(step=step)
-        if lost and manifest is not None:
-            request.bookmark = manifest.bookmark
+        if lost and vouched:
+            request.bookmark = manifest.bookmark if manifest is not None else ""
             request.lineage = max(checkpoint.lineage for checkpoint in vouched)
         reply = self.calls.Rewind(request) if self.rank == 0 else None
         term, self.lineage = self.strategy.all_gather(reply and (reply.term, reply.lineage))[0]
         self.term = self.session.take_term(term)
         log.info("starting at step %d of %d, lineage %d", step, self.steps, self.lineage)
+        if lost and vouched:
+            self.bookmark = self.calls.GetPosition(trainer_pb2.PositionRequest()).bookmark
         if lost and newest is not None:
             log.warning("the ledger knew no checkpoint: going on from the one at %s", newest.path)
-            self.bookmark = self.calls.GetPosition(trainer_pb2.PositionRequest()).bookmark
             vouched = []  # what is saved now takes its place
         self.write_weights(step)
         if lost or manifest is None or manifest.lineage != self.lineage:
