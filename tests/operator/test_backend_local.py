@@ -224,11 +224,12 @@ def test_leaving_the_backend_ends_everything(tmp_path: Path) -> None:
 
 
 PARENT = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from roll_operator.backends.local import LocalBackend
 from roll_operator.plan import StartPod
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
 folder = Path(sys.argv[1])
 family = sys.argv[2]
 command = lambda pod: [sys.executable, "-c", family]
