@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_api.data import DataSource
+from roll_api.prompts import wrong_with_prompt
 from roll_api.rewards import Reward
 
 LINES = 10_000
@@ -93,18 +94,8 @@ def _wrong_with(
     if not isinstance(row, dict):
         yield f"{type(row).__name__} instead of an object"
         return
-    prompt, messages = row.get(source.prompt_key), row.get(source.messages_key)
-    if messages is None and not (isinstance(prompt, str) and prompt):
-        yield (
-            f"no text in {source.prompt_key!r} and no {source.messages_key!r}; its columns are "
-            f"{', '.join(row) or '(none)'}; promptKey and messagesKey name others"
-        )
-    if messages is not None and not (
-        isinstance(messages, list)
-        and messages
-        and all(isinstance(m, dict) and "role" in m and "content" in m for m in messages)
-    ):
-        yield f"{source.messages_key!r} is not a list of {{role, content}} messages"
+    if wrong := wrong_with_prompt(row, source.prompt_key, source.messages_key):
+        yield wrong
     tag = source.tag if row.get(source.tag_key) is None else str(row[source.tag_key])
     judges = [reward for reward in rewards if not reward.tags or tag in reward.tags]
     if rewards and not judges:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from roll_api.prompts import wrong_with_prompt
 
 from roll_workers.environment.envs.rows import Row, Rows
 from roll_workers.errors import UserError
@@ -69,20 +70,9 @@ def facts_of(row: Row, columns: Columns) -> dict[str, Any]:
 
 def check_prompt(rows: Rows, index: int, row: Row, columns: Columns, split: str) -> None:
     """UserError for a row that asks nothing, or not as a prompt is written."""
-    messages, prompt = row.get(columns.messages), row.get(columns.prompt)
-    if messages is None and not (isinstance(prompt, str) and prompt):
-        raise UserError(
-            f"{rows.where(index)}: no text in {columns.prompt!r} and no {columns.messages!r}; its columns "
-            f"are {', '.join(row) or '(none)'}; data.{split}.promptKey and messagesKey name others"
-        )
-    if messages is not None and not (
-        isinstance(messages, list)
-        and messages
-        and all(isinstance(m, dict) and "role" in m and "content" in m for m in messages)
-    ):
-        raise UserError(
-            f"{rows.where(index)}: {columns.messages!r} is not a list of {{role, content}} messages"
-        )
+    wrong = wrong_with_prompt(row, columns.prompt, columns.messages, f"data.{split}.")
+    if wrong:
+        raise UserError(f"{rows.where(index)}: {wrong}")
 
 
 def permutation(seed: int, epoch: int, content_hash: str, rows: int) -> npt.NDArray[np.int64]:
