@@ -101,7 +101,7 @@ class Containers:
         named = {digest for name, _, digest, *_ in lines if not name.startswith("sha256:")}
         for name, _, digest, *_ in lines:
             if digest not in named:
-                self.ctr("images", "remove", name)
+                self.ctr("images", "remove", "--sync", name)
 
     def provide_busybox(self) -> None:
         """The sandbox image of every pod, and a shell for tests."""

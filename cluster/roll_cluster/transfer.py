@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from roll_cluster.containers import Containers
@@ -28,7 +28,8 @@ def transfer(containers: Containers, reference: str, write: Callable[[Path], Non
         blobs.mkdir(parents=True)
         for digest in containers.ctr("content", "list", "-q").split():
             name = digest.removeprefix("sha256:")
-            (blobs / name).hardlink_to(root / CONTENT / name)
+            with suppress(FileNotFoundError):  # containerd has just collected it
+                (blobs / name).hardlink_to(root / CONTENT / name)
         there = set(blobs.iterdir())
         write(layout)
         new = sorted(set(blobs.iterdir()) - there)
@@ -44,7 +45,8 @@ def _held(containers: Containers, reference: str) -> Iterator[None]:
     if reference in containers.images():
         containers.ctr("images", "tag", "--force", reference, other_name)
     yield
-    containers.ctr("images", "remove", other_name)
+    # Waits until what is not needed any more is gone: the next image must not find it half there.
+    containers.ctr("images", "remove", "--sync", other_name)
 
 
 def _feed(containers: Containers, reference: str, layout: Path, blobs: list[Path]) -> None:
