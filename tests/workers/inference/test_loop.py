@@ -27,6 +27,7 @@ from roll_wire.session_pb2 import (
 from roll_workers.builtin.models import resolve_model
 from roll_workers.inference import loop
 from roll_workers.inference.loop import main as inference_role
+from roll_workers.runtime import stream
 from roll_workers.runtime.trajectory import (
     SequenceArrays,
     Trajectory,
@@ -120,7 +121,8 @@ def endless(tmp_path: Path) -> str:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five milliseconds for every token, so that something happens while a sample is in flight."""
+    """Five milliseconds for every token, so that something happens while a sample is in flight, and is told."""
+    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(loop, "LONG_STEP", -1.0)
     monkeypatch.setattr(loop, "BREATH", 0.005)
     monkeypatch.setattr(loop, "BEAT_SECONDS", 0.05)
