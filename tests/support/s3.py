@@ -1,5 +1,6 @@
 """A real S3 server on an address of this machine: versitygw, which keeps objects as files and checks signatures."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -59,7 +60,7 @@ class S3Server:
             self._process.wait()
 
     def names(self, below: str = "") -> list[str]:
-        """The objects, as they lie on its disk."""
+        """The objects, as they lie on its disk; also while some are on their way."""
         root = self.bucket / below
-        files = (p for p in root.rglob("*") if p.is_file() and ".sgwtmp" not in p.parts)
-        return sorted(str(p.relative_to(root)) for p in files)
+        files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+        return sorted(str(p.relative_to(root)) for p in files if ".sgwtmp" not in p.parts)
