@@ -110,7 +110,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
             if isinstance(held_out, dict) and "step" in held_out
             else ""
         )
-        lines.append(f"held out   {' → '.join(f'{figure:.3f}' for figure in known)}{of}")
+        lines.append(f"held out   {' → '.join(f'{reward:.3f}' for reward in known)}{of}")
     lines += [
         f"samples    {samples.get('trained', 0)} trained, {_audit_text(samples)}"
         f"{figure(document.get('samplesPerSecond', 0), 3)}/s, stale {document.get('stalenessMax', 0)}",

@@ -18,6 +18,10 @@ GRACE: Mapping[str, float] = {SCHEDULER: 15.0, "trainer": 60.0}
 """Seconds between the request to end and the kill: a trainer saves a checkpoint. Others hand back in 10 s."""
 DEFAULT_GRACE = 15.0
 
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""A thread without work sleeps: others need the core (two threads beside an engine on two cores: 323 → 406
+samples/s). A role's own `env` may say otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -55,11 +59,6 @@ def desired_pods(job: RLJob) -> tuple[DesiredPod, ...]:
             pod = name_of(name, role, index)
             pods.append(DesiredPod(pod, role, index, scope_of(role, pod)))
     return tuple(pods)
-
-
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""A thread without work sleeps: others need the core (two threads beside an engine on two cores: 323 → 406
-samples/s). A role's own `env` may say otherwise."""
 
 
 def uid_of(job_uid: str, pod: str, attempt: int) -> str:

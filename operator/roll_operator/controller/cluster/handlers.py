@@ -105,9 +105,7 @@ def watching() -> kopf.OperatorSettings:
     result.watching.connect_timeout = 10
     result.networking.request_timeout = 60
     result.networking.error_backoffs = [0.2, 0.5, 1, 2, 3, 5, 5, 10, 10, 15, 15, 30, 30, 60, 60]
-    result.queueing.idle_timeout = (
-        0.5  # a task per object that had news lately, which holds its manifest
-    )
+    result.queueing.idle_timeout = 0.5  # of a task per object with news, which holds its manifest
     result.queueing.exit_timeout = 0.5
     result.process.ultimate_exiting_timeout = 20
     return result

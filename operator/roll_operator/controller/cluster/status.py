@@ -93,10 +93,8 @@ class StatusWriter:
         metrics.STATUS_WRITES.labels(why).inc()
         status = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         status["record"] = write_record(result.record)
-        entry.ahead = (
-            result.status,
-            result.record,
-        )  # what a write that fails leaves to the next plan
+        # What a write that fails leaves to the next plan.
+        entry.ahead = (result.status, result.record)
         await self._apply(entry, status, MANAGER)
         entry.status, entry.record, entry.ahead = result.status, result.record, None
         entry.written_at = self._clock()
