@@ -7,7 +7,6 @@ connection. So cert-manager may renew it under a running process.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import grpc
@@ -46,21 +45,28 @@ def client(roots: bytes, token: Path | None = None) -> grpc.ChannelCredentials:
 def server(folder: Path) -> grpc.ServerCredentials:
     """Of a folder with `tls.crt` and `tls.key`, as a Secret of type kubernetes.io/tls is mounted.
 
-    What can't be read later is no reason to stop: the pair of before is served on.
+    What can't be read later is no reason to stop: the pair of before is served on. Only another pair is handed over:
+    gRPC frees what it replaces under connections that are just being made (its issue 36693), so that two at a time
+    would end the process sooner or later.
     """
     served = _pair(folder)
 
-    def again() -> grpc.ServerCertificateConfiguration:
+    def again() -> grpc.ServerCertificateConfiguration | None:
         nonlocal served
-        with contextlib.suppress(OSError):
-            served = _pair(folder)
-        return served
+        try:
+            found = _pair(folder)
+        except OSError:
+            return None
+        if found == served:
+            return None
+        served = found
+        return grpc.ssl_server_certificate_configuration([found])
 
-    return grpc.dynamic_ssl_server_credentials(served, again)
+    initial = grpc.ssl_server_certificate_configuration([served])
+    return grpc.dynamic_ssl_server_credentials(initial, again)  # type: ignore[arg-type]  # None: as before
 
 
-def _pair(folder: Path) -> grpc.ServerCertificateConfiguration:
+def _pair(folder: Path) -> tuple[bytes, bytes]:
     """Key and certificate of one age: the kubelet replaces both at once, by a link to another folder."""
     home = (folder / "tls.crt").resolve().parent
-    pair = (home / "tls.key").read_bytes(), (home / "tls.crt").read_bytes()
-    return grpc.ssl_server_certificate_configuration([pair])
+    return (home / "tls.key").read_bytes(), (home / "tls.crt").read_bytes()

@@ -2,7 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,14 +21,18 @@ DAY = 86_400.0
 def served(tmp_path: Path) -> Iterator[tuple[int, certificates.KeyPair]]:
     """A server with the certificate of job `sums` in namespace `lab`."""
     pair = certificates.make(certificates.names("sums", "lab"), time.time())
-    (tmp_path / "tls.crt").write_bytes(pair.certificate)
-    (tmp_path / "tls.key").write_bytes(pair.key)
+    write(tmp_path, pair)
     server = grpc.server(ThreadPoolExecutor(2))
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     port = server.add_secure_port("localhost:0", credentials.server(tmp_path))
     server.start()
     yield port, pair
     server.stop(grace=None).wait()
+
+
+def write(folder: Path, pair: certificates.KeyPair) -> None:
+    (folder / "tls.crt").write_bytes(pair.certificate)
+    (folder / "tls.key").write_bytes(pair.key)
 
 
 def reach(port: int, roots: bytes, name: str) -> str:
@@ -79,12 +83,28 @@ def test_a_renewed_pair_is_served_from_the_next_connection_on(
     port, old = served
     name = "sums-scheduler-0.sums.lab.svc"
     new = certificates.make(certificates.names("sums", "lab"), time.time())
-    (tmp_path / "tls.crt").write_bytes(new.certificate)
-    (tmp_path / "tls.key").write_bytes(new.key)
+    write(tmp_path, new)
     assert reach(port, new.certificate, name) == "OK"
     assert reach(port, old.certificate, name) == "UNAVAILABLE"
     (tmp_path / "tls.key").unlink()  # half of it is there: what served before goes on
     assert reach(port, new.certificate, name) == "OK"
+
+
+def test_grpc_is_handed_a_pair_only_when_it_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It frees the one of before under connections that are just being made: two at once ended a scheduler."""
+    asks: list[Callable[[], object]] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _, again: asks.append(again))
+    write(tmp_path, certificates.make(["localhost"], time.time()))
+    credentials.server(tmp_path)
+    [again] = asks
+    assert again() is None
+    write(tmp_path, certificates.make(["localhost"], time.time()))
+    assert again() is not None
+    assert again() is None
+    (tmp_path / "tls.key").unlink()
+    assert again() is None
 
 
 def test_it_is_replaced_after_two_thirds_of_its_life() -> None:
