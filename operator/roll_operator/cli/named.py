@@ -5,8 +5,9 @@ file imports). What `check` finds is wrong wherever the job runs; an absolute pa
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from roll_api import Problem, RLJob, builtins
@@ -16,6 +17,9 @@ from roll_operator.cli.rows import look_at_data
 from roll_operator.cli.source import DATA, HUB_ID, names_of_files
 
 METHODS = ("reset", "step")
+
+Parsed = ast.Module | str
+"""A Python file, or why it is none."""
 
 
 @dataclass(slots=True)
@@ -30,8 +34,9 @@ def check(job: RLJob, file: Path) -> Checked:
     root, found = file.resolve().parent, Checked()
     wrong: list[tuple[Loc, str]] = []
     absent: list[tuple[Loc, str]] = []
+    parsed = cache(_parsed)
     parameters = {
-        reward.name: _needs(root, reward.scorer.python)
+        reward.name: _needs(root, reward.scorer.python, parsed)
         for reward in job.spec.rewards
         if reward.scorer.python
     }
@@ -55,7 +60,8 @@ def check(job: RLJob, file: Path) -> Checked:
                 (absent if may_be_there else wrong).append(missing)
             continue
         if python:
-            wrong += [(loc, said) for said in _code(place, name, world=loc[0] == "environment")]
+            defines = _code(parsed(place), place, name, world=loc[0] == "environment")
+            wrong += [(loc, said) for said in defines]
         elif loc[0] == "model":
             if not (place / "config.json").is_file():
                 wrong.append((loc, f"{place} is no Hugging Face folder: it has no config.json"))
@@ -84,15 +90,19 @@ def _must_be_a_path(name: str, loc: Loc) -> bool:
     return loc[0] == "data" and name.endswith(DATA)
 
 
-def _code(place: Path, reference: str, *, world: bool) -> Iterator[str]:
-    name = reference.rpartition(":")[2]
+def _parsed(place: Path) -> Parsed:
     try:
-        tree = ast.parse(place.read_bytes(), str(place))
+        return ast.parse(place.read_bytes(), str(place))
     except SyntaxError as error:
-        yield f"{place}, line {error.lineno}: {error.msg}"
-        return
+        return f"{place}, line {error.lineno}: {error.msg}"
     except (OSError, ValueError) as error:
-        yield f"{place}: {error}"
+        return f"{place}: {error}"
+
+
+def _code(tree: Parsed, place: Path, reference: str, *, world: bool) -> Iterator[str]:
+    name = reference.rpartition(":")[2]
+    if isinstance(tree, str):
+        yield tree
         return
     defined = dict(_defined(tree.body))
     if "*" in defined or "__getattr__" in defined:
@@ -108,12 +118,14 @@ def _code(place: Path, reference: str, *, world: bool) -> Iterator[str]:
             yield f"{place}, line {by.lineno}: {name} has no {' and no '.join(missing)}"
 
 
-def _needs(root: Path, reference: str) -> frozenset[str]:
+def _needs(root: Path, reference: str, parsed: Callable[[Path], Parsed]) -> frozenset[str]:
     """Parameters without a default; none where the file says nothing certain."""
     path, _, name = reference.rpartition(":")
     try:
-        tree = ast.parse((root / Path(path).expanduser()).read_bytes())
-    except (OSError, SyntaxError, ValueError, RuntimeError):
+        tree = parsed(root / Path(path).expanduser())
+    except RuntimeError as error:  # ~somebody whom this machine does not know
+        tree = str(error)
+    if isinstance(tree, str):
         return frozenset()  # told where the file itself is looked at
     found = [by for n, by in _defined(tree.body) if n in (name, "*", "__getattr__")]
     function = found[0] if len(found) == 1 and found[0] in tree.body else None
