@@ -110,10 +110,13 @@ def test_an_issuer_of_the_jobs_namespace_will_do(
     job = Job.apply(operator, namespace, waiting("sums"))
     eventually("its certificate is asked for", lambda: requests(job))
     assert job.pod("scheduler")["status"]["phase"] == "Pending"  # for want of the Secret
+    told = "Certificate: sums-scheduler-0: Issuer roll-authority has not issued certificate sums: "
+    job.until("says so", lambda status: status.get("pendingReason", "").startswith(told))
 
     operator.apply(secret(authority), issuer("Issuer"), namespace=namespace)
     job.until("the operator knows it", lambda status: status["roles"]["scheduler"]["ready"] == 1)
     assert served(job, "scheduler", authority) == in_secret(job)
+    assert job.status().get("pendingReason", "") == ""
 
 
 def make_authority() -> Pair:

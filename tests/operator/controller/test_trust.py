@@ -23,11 +23,14 @@ class Server:
         self.secrets: list[str] = []
         self.keys: dict[str, Any] = {"keys": [{"kid": "one"}]}
         self.down = False
+        self.certificate: dict[str, Any] = {}
 
     async def get(self, path: str, accept: str = "") -> Any:
         if path == "/openid/v1/jwks":
             return self.keys
         name = path.rsplit("/", 1)[1]
+        if path == f"/apis/cert-manager.io/v1/namespaces/ns/certificates/{name}":
+            return self.certificate
         if name not in self.config_maps:
             raise NotFound(404, "NotFound", name)
         return self.config_maps[name]
@@ -135,6 +138,27 @@ def test_what_cert_manager_makes_is_known_by_the_authority_that_the_operator_was
         assert (await keeper.of(job)).bundle == await keeper.bundle(job) == b"the next"
 
     asyncio.run(scenario())
+
+
+def test_a_certificate_that_is_not_issued_is_told_with_its_issuer(job: Any, tmp_path: Path) -> None:
+    server, authority = Server(), tmp_path / "ca.crt"
+    keeper = TrustKeeper(server, authority)  # type: ignore[arg-type]
+
+    def told(*conditions: dict[str, str]) -> str:
+        reference = {"group": "cert-manager.io", "kind": "Issuer", "name": "ours"}
+        status = {"status": {"conditions": list(conditions)}} if conditions else {}
+        server.certificate = {"spec": {"issuerRef": reference}} | status
+        return asyncio.run(keeper.unissued(job))
+
+    waits = "Issuer ours has not issued certificate sums: "
+    # As cert-manager 1.21 writes them while there is no such issuer.
+    words = {"message": "Issuing certificate as Secret does not exist"}
+    issuing = words | {"type": "Issuing", "status": "True", "reason": "DoesNotExist"}
+    ready = words | {"type": "Ready", "status": "False", "reason": "DoesNotExist"}
+    assert told(issuing, ready) == waits + words["message"]
+    assert told() == waits + "cert-manager has not looked at it"
+    assert told(ready | {"status": "True"}) == ""
+    assert asyncio.run(TrustKeeper(server).unissued(job)) == "", "nobody asked cert-manager"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

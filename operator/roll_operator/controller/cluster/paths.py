@@ -45,3 +45,7 @@ def job(namespace: str, name: str) -> str:
 
 def config_map(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
+
+
+def certificate(namespace: str, name: str) -> str:
+    return f"/apis/cert-manager.io/v1/namespaces/{namespace}/certificates/{name}"

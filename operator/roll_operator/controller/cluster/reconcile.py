@@ -29,6 +29,7 @@ from roll_operator.plan import (
     DeleteJob,
     Observed,
     Plan,
+    Pod,
     PodPhase,
     Progress,
     Record,
@@ -45,6 +46,8 @@ LOG_SECONDS = 2.0
 LOG_LINES = "20"
 REFUSED_SECONDS = 10.0
 """A pod that the API server refused is offered again after this time."""
+KEY_SECONDS = 10.0
+"""A certificate that takes longer is asked about."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ class Reconciler:
         status, record = entry.ahead or (entry.status, entry.record)
         record = _with_spec(record, facts)
         observed = Observed(
-            pods=tuple(sorted((f.pod for f in facts), key=lambda pod: pod.name)),
+            pods=await self._explained(job, facts, now),
             record=record,
             progress=await self._progress(key, facts),
             suspend=job.spec.suspend,
@@ -139,6 +142,17 @@ class Reconciler:
         if doubtful((f.pod for f in facts), known):
             return await self._links.last_word(key) or known
         return known
+
+    async def _explained(
+        self, job: RLJob, facts: Sequence[PodFacts], now: float
+    ) -> tuple[Pod, ...]:
+        """The job's pods in order. Of a key that is not there the kubelet tells in Events alone."""
+        pods = sorted((f.pod for f in facts), key=lambda pod: pod.name)
+        waits = [p for p in pods if p.role == SCHEDULER and _hangs(p, now)]
+        words = await self._keeper.unissued(job) if waits else ""
+        if not words:
+            return tuple(pods)
+        return tuple(replace(p, pending=("Certificate", words)) if p in waits else p for p in pods)
 
     async def _delete_job(self, entry: JobEntry) -> None:
         try:
@@ -214,6 +228,12 @@ class Reconciler:
                     gone=tuple(sorted(fenced)),
                 )
         return None
+
+
+def _hangs(pod: Pod, now: float) -> bool:
+    """A kubelet has it for a while, and neither starts it nor says why."""
+    began = pod.started_at
+    return pod.phase is PodPhase.PENDING and not pod.pending and 0 < began < now - KEY_SECONDS
 
 
 def _with_spec(record: Record, facts: Sequence[PodFacts]) -> Record:

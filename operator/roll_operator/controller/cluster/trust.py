@@ -7,6 +7,7 @@ serves with it is made. Killed in between, the operator leaves an unused Secret 
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from roll_api import RLJob
 
 from roll_operator.controller.cluster import paths
 from roll_operator.controller.cluster.api import Api, Manifest
-from roll_operator.controller.cluster.errors import NotFound
+from roll_operator.controller.cluster.errors import ApiError, NotFound
 from roll_operator.plan.objects.cluster import metadata, tls_name, trust_name
 from roll_operator.trust import certificates
 
@@ -24,6 +25,8 @@ SPREAD_SECONDS = 300.0
 """After this time every kubelet has written a new bundle into its pods."""
 KEYS_SECONDS = 600.0
 """How long the cluster's public keys are taken as known."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,26 @@ class TrustKeeper:
         serial, rotates_at = certificates.newest_serial(bundle), certificates.rotates_at(bundle)
         self._jobs[uid] = trust = Trust(bundle, keys, serial, rotates_at)
         return trust
+
+    async def unissued(self, job: RLJob) -> str:
+        """Whose word a certificate of cert-manager's waits for, and what is said of it; empty: it is there."""
+        if self._authority is None:
+            return ""
+        home, name = job.metadata.namespace, job.name
+        try:
+            found = await self._api.get(paths.certificate(home, name))
+        except ApiError as error:
+            log.info("%s/%s: its certificate cannot be read: %s", home, name, error)
+            return ""
+        told = (found.get("status") or {}).get("conditions") or []
+        if any(c.get("type") == "Ready" and c.get("status") == "True" for c in told):
+            return ""
+        said = dict.fromkeys(str(c["message"]) for c in told if c.get("message"))
+        issuer = found["spec"]["issuerRef"]
+        return (
+            f"{issuer['kind']} {issuer['name']} has not issued certificate {name}: "
+            f"{'; '.join(said) or 'cert-manager has not looked at it'}"
+        )
 
     async def _read(self, job: RLJob) -> dict[str, str]:
         try:
