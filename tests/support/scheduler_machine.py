@@ -23,7 +23,7 @@ from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.lifecycle import Lease, Stage
 from roll_operator.scheduler.presence import Greeting, HeldLease
 from roll_operator.scheduler.settings import Settings
-from roll_operator.scheduler.state import CheckpointRow, JobState, Out, Publication
+from roll_operator.scheduler.state import Acks, CheckpointRow, JobState, Out, Publication
 
 from support.scheduler_roles import Held, Outcome, Said, SimTrainer, SimWorker, message
 
@@ -91,7 +91,8 @@ class Machine:
                 worker.unacked.pop(lease, None)
             for unit in [*evicted, *out.evict.get(name, [])]:
                 worker.residents.pop(unit, None)
-            for lease, verdict in out.acks.get(name, []):
+            acks = out.acks.get(name, Acks())
+            for lease, verdict in zip(acks.leases, acks.verdicts, strict=True):
                 worker.unacked.pop(lease, None)
                 if verdict == leases.FENCED:
                     worker.residents = {
@@ -258,7 +259,7 @@ class Machine:
             base=task.kept,
         )
         arrivals.results(self.state, known, message(task.stage, [said]), self.now)
-        _, verdict = self.state.out.acks[known.id][-1]
+        verdict = self.state.out.acks[known.id].verdicts[-1]
         if verdict == leases.STORED:
             key = (task.group, task.index, task.stage, task.turn)
             self.stored[key] = self.stored.get(key, 0) + 1

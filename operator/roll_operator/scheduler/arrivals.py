@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 from zlib import crc32
 
@@ -19,6 +19,7 @@ from roll_operator.scheduler.leases import STORED, WAITING, enqueue, enqueue_tog
 from roll_operator.scheduler.lifecycle import (
     KIND_OF,
     POOL_OF,
+    RESET,
     REWARDED,
     STEP,
     VERSIONED,
@@ -55,8 +56,7 @@ class Arrived:
     def pieces(self) -> list[Payload]:
         """Each payload, without a copy."""
         whole = memoryview(self.payloads)
-        ends = list(accumulate(self.sizes))
-        return [whole[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+        return [whole[start:end] for start, end in pairwise(accumulate(self.sizes, initial=0))]
 
     def each(self) -> Iterator[dict[str, Any]]:
         """What `result` is to be told, one by one."""
@@ -88,14 +88,19 @@ def results(state: JobState, worker: Worker, arrived: Arrived, now: float) -> No
 
 
 def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
-    """The leases, if each is held, every result fits its own, and no episode or suspect is among them."""
+    """The leases, if each is held, every result fits its own, and no episode or suspect is among them.
+
+    A reset counts here where it serves a whole group.
+    """
     stage, numbers = arrived.stage, arrived.leases
-    if worker.residents or worker.company or POOL_OF.get(stage) in (None, "environment"):
+    if worker.residents or worker.company or stage not in POOL_OF or stage == STEP:
+        return []
+    if stage == RESET and max(arrived.indices, default=0) >= 0:
         return []
     if any(arrived.done) or any(arrived.resident) or any(arrived.base):
         return []
-    held = worker.leases
-    if not held.keys() >= set(numbers) or len(set(numbers)) < len(numbers):
+    held, distinct = worker.leases, set(numbers)
+    if len(distinct) < len(numbers) or not held.keys() >= distinct:
         return []
     leases = [held[number] for number in numbers]
     units = [lease.unit for lease in leases]
@@ -104,7 +109,7 @@ def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
         and [unit.group.id for unit in units] == arrived.groups
         and [lease.turn for lease in leases] == arrived.turns
         and {lease.stage for lease in leases} == {stage}
-        and not any(unit.kept for unit in units)
+        and [unit.kept for unit in units] == arrived.base
     )
     return leases if fits and _storable(state, units, arrived) else []
 
@@ -131,7 +136,7 @@ def _store(
     """Results that are just what was asked for."""
     units = [lease.unit for lease in leases]
     block = state.store.append(arrived.payloads)
-    fields = _fields(arrived, units, block)
+    packed = record.pack(_fields(arrived, units, block))
     places = zip(repeat(block), accumulate(arrived.sizes, initial=0), arrived.sizes, strict=False)
     everyone, held = state.leases, worker.leases
     for number, unit, place in zip(arrived.leases, units, places, strict=True):
@@ -150,21 +155,25 @@ def _store(
         ):
             flow.sampled(unit, tokens, oldest, newest)
     following = state.settings.graph.after(arrived.stage, done=False)
-    _go_on_together(state, units, following, arrived.rewards)
+    if arrived.stage == RESET:
+        for lead in units:
+            flow.spread(state, lead, following, now)
+    else:
+        _go_on_together(state, units, following, arrived.rewards)
     first = 0
     for after in range(1, len(units) + 1):
         group = units[first].group
         if after < len(units) and units[after].group is group:
             continue
-        own = fields[first * record.FIELDS : after * record.FIELDS]
-        record.add(state, group, worker.pod, now, own)
+        own = packed[first * record.PART_BYTES : after * record.PART_BYTES]
+        record.add(state, group, worker.pod, now, block.segment, own)
         if following == STEP or (following and any(arrived.turns)):
             for unit in units[first:after]:
                 enqueue(state, unit, now)
-        elif following:
+        elif following and arrived.stage != RESET:
             enqueue_together(state, units[first:after], now)
         first = after
-    state.out.acks.setdefault(worker.id, []).extend(zip(arrived.leases, repeat(STORED)))
+    state.ack(worker.id, arrived.leases, STORED)
     worker.load -= len(units)
     state.pools[worker.pool].offer(worker)
     state.last_progress = now
@@ -172,20 +181,25 @@ def _store(
 
 def _fields(arrived: Arrived, units: Sequence[Unit], block: Block) -> list[Any]:
     """The parts that the results add, one after the other: see `Part`."""
+    count = len(units)
     flags, oldest, newest = 0, arrived.oldest, arrived.newest
     if any(arrived.lineages):
         flags |= VERSIONED
     else:
-        oldest = newest = [flow.NONE] * len(units)
+        oldest = newest = [flow.NONE] * count
     if any(arrived.has_reward):
         flags |= REWARDED
     columns = (
         arrived.indices, [unit.life for unit in units], [len(unit.places) for unit in units],
-        repeat(KIND_OF[arrived.stage]), arrived.turns, repeat(flags), repeat(block.segment),
-        accumulate(arrived.sizes, initial=block.start), arrived.sizes,
-        map(crc32, arrived.pieces()), arrived.tokens, oldest, newest, arrived.rewards, arrived.leases,
+        [KIND_OF[arrived.stage]] * count, arrived.turns, [flags] * count, [block.segment] * count,
+        list(accumulate(arrived.sizes[:-1], initial=block.start)), arrived.sizes,
+        list(map(crc32, arrived.pieces())), arrived.tokens, oldest, newest, arrived.rewards,
+        arrived.leases,
     )  # fmt: skip
-    return list(chain.from_iterable(zip(*columns, strict=False)))
+    fields: list[Any] = [0] * (record.FIELDS * count)
+    for place, column in enumerate(columns):
+        fields[place :: record.FIELDS] = column
+    return fields
 
 
 def _go_on_together(

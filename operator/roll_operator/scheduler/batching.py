@@ -103,15 +103,15 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
         edition=edition,
         group_ids=tuple(g.id for g in members),
         samples=len(samples),
-        tokens=sum(u.tokens for u in samples),
+        tokens=sum([u.tokens for u in samples]),
         previous=before.digest if before else b"",
         digest=b"",
-        oldest=min((u.oldest for u in samples if u.oldest is not None), default=None),
+        oldest=min([u.oldest for u in samples if u.oldest is not None], default=None),
         formed=now,
         attempts=1,  # it is formed for the trainer that asks
         acquired_term=state.trainer.term,
         groups=members,
-        reward=math.fsum(u.reward or 0.0 for u in samples) / len(samples),
+        reward=math.fsum([u.reward or 0.0 for u in samples]) / len(samples),
         staleness=sum(ages) / len(ages) if ages else 0.0,
     )
     batch.digest = digest(batch.previous, batch.lineage, step, members, [g.seal for g in members])

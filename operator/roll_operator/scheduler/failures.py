@@ -43,7 +43,7 @@ def failure(
     unit = find(state, group, index)
     held = current(state, worker, lease, unit) if unit is not None else None
     if held is None:
-        state.ack(worker.id, lease, FENCED)
+        state.ack(worker.id, [lease], FENCED)
         return FENCED
     if cause == "returned":
         leave(state, held.unit)
@@ -52,7 +52,7 @@ def failure(
         count_failure(state, held, Cause(cause), message, now)
         if cause != Cause.REPLAY:  # episodes that begin again are no news
             _tell_first(state, held, cause, message)
-    state.ack(worker.id, lease, STORED)
+    state.ack(worker.id, [lease], STORED)
     return STORED
 
 

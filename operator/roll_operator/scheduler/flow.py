@@ -100,7 +100,7 @@ def result(
         for p in record.parts_of(unit)
     ):
         verdict = DUPLICATE
-    state.ack(worker.id, lease, verdict)
+    state.ack(worker.id, [lease], verdict)
     return verdict
 
 
@@ -147,7 +147,7 @@ def _go_on(
         state.touch_unit(unit)
     unit.failures = unit.company = unit.issued = unit.kept = 0
     if unit.index < 0:
-        _spread(state, unit, following, now)
+        spread(state, unit, following, now)
         return
     if following is None:
         move_unit(unit, SCORED)
@@ -185,7 +185,7 @@ def _add(
         block.segment, block.start, len(payload), crc32(payload), tokens, first, last, score, lease.id,
     )  # fmt: skip
     unit.add((block, 0, len(payload)), lease.id)
-    record.add(state, unit.group, worker.pod, now, row)
+    record.add(state, unit.group, worker.pod, now, block.segment, record.pack(row))
     sampled(unit, tokens, oldest, newest)
 
 
@@ -196,7 +196,7 @@ def sampled(unit: Unit, tokens: int, oldest: int | None, newest: int | None) -> 
         unit.newest = newest if unit.newest is None else max(unit.newest, newest)
 
 
-def _spread(state: JobState, lead: Unit, following: Stage | None, now: float) -> None:
+def spread(state: JobState, lead: Unit, following: Stage | None, now: float) -> None:
     """A stage of group scope is done: every sample goes on from it."""
     move_unit(lead, SCORED)
     waiting = [unit for unit in lead.group.units if unit.state is WAITING and not unit.ticket]

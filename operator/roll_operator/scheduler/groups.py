@@ -12,6 +12,8 @@ import struct
 
 from roll_operator.scheduler import leases
 from roll_operator.scheduler.lifecycle import (
+    CANCELLED,
+    FAILED,
     POOL_OF,
     SAMPLE_ENDS,
     Cause,
@@ -49,9 +51,7 @@ def open_group(
 
 def start(state: JobState, group: Group, samples: int, now: float) -> None:
     """Give the group its samples and put them in line for their first stage."""
-    for _ in range(samples):
-        _add_sample(state, group)
-    state.count("samples", samples)
+    _add_samples(state, group, samples)
     if state.settings.graph.group_reset:
         group.lead = Unit(group, -1, state.settings.graph.first(), since=now)
         leases.enqueue(state, group.lead, now)
@@ -60,12 +60,12 @@ def start(state: JobState, group: Group, samples: int, now: float) -> None:
             leases.enqueue(state, unit, now)
 
 
-def _add_sample(state: JobState, group: Group) -> Unit:
-    unit = Unit(group, group.size, state.settings.graph.first())
-    group.units.append(unit)
-    group.unfinished += 1
-    state.pre_policy += 1
-    return unit
+def _add_samples(state: JobState, group: Group, count: int) -> None:
+    first = state.settings.graph.first()
+    group.units += [Unit(group, index, first) for index in range(group.size, group.size + count)]
+    group.unfinished += count
+    state.pre_policy += count
+    state.count("samples", count)
 
 
 def settle(state: JobState, now: float) -> None:
@@ -102,6 +102,8 @@ def _complete(state: JobState, group: Group, now: float) -> None:
 def _filtered_out(state: JobState, group: Group) -> bool:
     """The filter's one decision about this group; an exhausted budget overrules it."""
     settings = state.settings
+    if settings.filter_by == "none":
+        return False
     rewards = [u.reward for u in group.kept if u.reward is not None]
     if keeps(settings.filter_by, settings.filter_above, settings.filter_below, rewards):
         return False
@@ -145,8 +147,8 @@ def _sample_failed(state: JobState, unit: Unit, cause: Cause, now: float) -> Non
     group.unfinished -= 1
     replacements = group.size - state.settings.group_size
     if group.validation is None and replacements < state.settings.max_replacements:
-        fresh = _add_sample(state, group)
-        state.count("samples")
+        _add_samples(state, group, 1)
+        fresh = group.units[-1]
         state.touch(group)
         if group.lead is not None:
             fresh.stage = Stage.GENERATE
@@ -258,9 +260,9 @@ def contents(group: Group) -> bytes:
     """How many samples, what is their own, and all parts as they are on record: the group's part of every digest."""
     digest = hashlib.blake2b(_of_unit.pack(group.size, 0, 0), digest_size=16)
     for unit in group.units if group.lead is None else [group.lead, *group.units]:
-        ended = int(unit.state) if unit.state in SAMPLE_ENDS else 0
+        ended = unit.state is FAILED or unit.state is CANCELLED
         if ended or unit.life:
-            digest.update(_of_unit.pack(unit.index, ended, unit.life))
+            digest.update(_of_unit.pack(unit.index, unit.state if ended else 0, unit.life))
     for packed in group.record:
         digest.update(packed)
     return digest.digest()

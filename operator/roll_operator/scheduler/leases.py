@@ -78,10 +78,10 @@ def hold(state: JobState, leases: Sequence[Lease], worker: Worker) -> None:
     everyone, held, residents = state.leases, worker.leases, worker.residents
     for lease, unit in zip(leases, units, strict=True):
         unit.lease = everyone[lease.id] = held[lease.id] = lease
-        if not residents or unit.key not in residents:
-            worker.load += 1
         if unit.company:
             worker.company = min(worker.company, unit.company) if worker.company else unit.company
+    here = [unit for unit in units if unit.key in residents] if residents else ()
+    worker.load += len(units) - len(here)
     state.pools[worker.pool].offer(worker)
 
 

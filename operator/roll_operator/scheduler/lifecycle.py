@@ -101,7 +101,7 @@ SAMPLE_TRANSITIONS: dict[SampleState, frozenset[SampleState]] = {
 _after_sample_state = [tuple(SAMPLE_TRANSITIONS.get(s, ())) for s in (0, *SampleState)]
 
 LIVE_GROUPS = (GroupState.OPEN, GroupState.READY)
-SAMPLE_ENDS = (SampleState.FAILED, SampleState.CANCELLED)
+SAMPLE_ENDS = FAILED, CANCELLED = SampleState.FAILED, SampleState.CANCELLED
 
 
 class IllegalTransition(RuntimeError):
@@ -278,7 +278,7 @@ class Group:
     @property
     def kept(self) -> list[Unit]:
         """The samples that share their group's fate."""
-        return [u for u in self.units if u.state not in SAMPLE_ENDS]
+        return [u for u in self.units if u.state is not FAILED and u.state is not CANCELLED]
 
     def dissolve(self) -> None:
         """Let go of its samples, which refer to it: memory is free at once, not at the next collection."""

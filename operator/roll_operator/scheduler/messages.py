@@ -237,8 +237,11 @@ def _before_tasks(state: JobState, out: Out) -> Iterator[tuple[str, ToWorker]]:
             ),
         )
     for worker, acks in out.acks.items():
-        for first in range(0, len(acks), 1000):
-            leases, verdicts = zip(*acks[first : first + 1000], strict=True)
+        for first in range(0, len(acks.leases), 1000):
+            leases, verdicts = (
+                acks.leases[first : first + 1000],
+                acks.verdicts[first : first + 1000],
+            )
             yield worker, ToWorker(ack=Ack(leases=leases, verdicts=verdicts))
     for worker, publication in out.policies.items():
         version = PolicyVersion(lineage=publication.lineage, number=publication.number)
@@ -298,7 +301,8 @@ def _assign(state: JobState, stage: str, leases: list[Lease]) -> Assign:
     if stage == GENERATE:
         floors = {group: state.min_version(group) for group in set(groups)}
         assign.min_versions.extend([floors[group] for group in groups])
-        assign.seeds.extend([state.sampling_seed(unit) for unit in units])
+        sampling = {group: state.sampling_seeds(group) for group in floors}
+        assign.seeds.extend([sampling[unit.group][unit.index] for unit in units])
     else:
         seeds = {group: state.env_seed(group) for group in set(groups)}
         assign.seeds.extend([seeds[group] for group in groups])

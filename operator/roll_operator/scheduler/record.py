@@ -65,12 +65,10 @@ def parts_of(unit: Unit) -> list[Part]:
     return by_unit(unit.group).get(unit.index, [])
 
 
-def add(state: JobState, group: Group, worker: str, now: float, values: Sequence[Any]) -> None:
+def add(
+    state: JobState, group: Group, worker: str, now: float, segment: int, packed: bytes
+) -> None:
     """What one message of a worker added to the group; all of it lies in one segment."""
-    packed = pack(values)
     group.record.append(packed)
-    state.writes.parts.append((group.id, worker, now, values[_SEGMENT], packed))
-    state.counters["parts"] += len(values) // FIELDS
-
-
-_SEGMENT = Part._fields.index("segment")
+    state.writes.parts.append((group.id, worker, now, segment, packed))
+    state.counters["parts"] += len(packed) // PART_BYTES

@@ -203,6 +203,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
 
 async def _at_most(seconds: float, event: asyncio.Event) -> None:
+    if event.is_set():
+        return
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

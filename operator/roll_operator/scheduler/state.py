@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from roll_operator.scheduler.assignment import Pool, Worker
 from roll_operator.scheduler.lifecycle import (
@@ -153,11 +154,19 @@ class Writes:
 
 
 @dataclass(slots=True)
+class Acks:
+    """What became of each lease that a worker told of."""
+
+    leases: list[int] = field(default_factory=list)
+    verdicts: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Out:
     """Messages that wait for the commit, by worker."""
 
     assign: dict[str, list[Lease]] = field(default_factory=dict)
-    acks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # (lease, verdict)
+    acks: dict[str, Acks] = field(default_factory=dict)
     cancels: dict[str, list[int]] = field(default_factory=dict)
     evict: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     policies: dict[str, Publication] = field(default_factory=dict)
@@ -280,11 +289,18 @@ class JobState:
         """Equal for all samples of a group; the same held-out episodes in every validation."""
         return seed_of(self.settings.seed, _seed_key(group), -1)
 
-    def sampling_seed(self, unit: Unit) -> int:
-        return seed_of(self.settings.seed, _seed_key(unit.group), unit.index)
+    def sampling_seeds(self, group: Group) -> list[int]:
+        """By index."""
+        job, key = self.settings.seed, _seed_key(group)
+        blocks = range(0, group.size, SEEDS)
+        return [seed >> 1 for first in blocks for seed in _seeds(job, key, first // SEEDS)]
 
-    def ack(self, worker: str, lease: int, verdict: int) -> None:
-        self.out.acks.setdefault(worker, []).append((lease, verdict))
+    def ack(self, worker: str, leases: Sequence[int], verdict: int) -> None:
+        acks = self.out.acks.get(worker)
+        if acks is None:
+            acks = self.out.acks[worker] = Acks()
+        acks.leases += leases
+        acks.verdicts += [verdict] * len(leases)
 
     def record_batch(self, batch: Batch) -> None:
         batch.recorded = self.transaction

@@ -36,7 +36,7 @@ def result(job: World, worker: SimWorker, task: Held, **changed: Any) -> int:
     stage = str(changed.pop("stage", task.stage))
     said = message(stage, [outcome(task, **changed)])
     arrivals.results(job.state, job.state.workers[worker.id], said, job.now)
-    return job.state.out.acks[worker.id][-1][1]
+    return job.state.out.acks[worker.id].verdicts[-1]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_one_bad_result_in_a_message_does_not_touch_the_others(world: MakeWorld)
         known = job.state.workers[engine.id]
         for some in [said] if together else [[one] for one in said]:
             arrivals.results(job.state, known, message(Stage.GENERATE, some), job.now)
-        verdicts = [verdict for _, verdict in job.state.out.acks[engine.id]]
+        verdicts = job.state.out.acks[engine.id].verdicts
         job.flush()
         told.append((verdicts, dump(job.state)))
     stored, fenced = leases.STORED, leases.FENCED
@@ -97,15 +97,16 @@ def test_a_message_of_good_results_is_stored_as_each_of_them_would_be(world: Mak
     told = []
     for together in (True, False):
         job = world(groups_per_step=2, group_size=4)
-        job.finish_all(Stage.RESET)
-        for stage in (Stage.GENERATE, Stage.SCORE):
+        for stage in (Stage.RESET, Stage.GENERATE, Stage.SCORE):
             worker = job.tasks(stage)[0][0]
+            reward = None if stage == Stage.RESET else 0.5
             said = [
-                outcome(task, reward=0.5, tokens=2 * (n % 2))  # a turn may add no token
+                outcome(task, reward=reward, tokens=2 * (n % 2))  # a turn may add no token
                 if stage == Stage.GENERATE
-                else Said(task.group, task.index, task.lease, 0, b"s", reward=0.5)
+                else Said(task.group, task.index, task.lease, 0, b"s", reward=reward)
                 for n, (_, task) in enumerate(job.tasks(stage))
             ]
+            assert len(said) == (2 if stage == Stage.RESET else 8)
             known = job.state.workers[worker.id]
             if together:
                 arrivals.results(job.state, known, message(stage, said), job.now)

@@ -69,7 +69,7 @@ def test_every_validation_sees_the_same_seeds(world: MakeWorld) -> None:
                     group.validation,
                     group.position,
                     job.state.env_seed(group),
-                    job.state.sampling_seed(group.units[0]),
+                    job.state.sampling_seeds(group)[0],
                 )
                 if said not in seeds:
                     seeds.append(said)
