@@ -149,14 +149,25 @@ def test_the_users_error_wins_over_the_crash_that_it_caused_in_another_rank() ->
 
 def test_a_process_that_ended_well_is_given_time_for_the_news_that_the_job_is_finished() -> None:
     done = replace(exited("sums-trainer-0", 0), ended_at=NOW)
-    waiting = plan(JOB, Observed(everything(done)), NOW, SITE)
+    waiting = plan(JOB, Observed(everything(done), progress=Progress()), NOW, SITE)
     assert waiting.actions == ()
     assert waiting.wake_at is not None
     assert waiting.wake_at > NOW
-    early = plan(JOB, Observed(everything(done), waiting.record), waiting.wake_at, SITE)
-    assert early.record.restarts == {"trainer": 1}
-    finished = Observed(everything(done), waiting.record, Progress(finished=True))
-    assert plan(JOB, finished, waiting.wake_at, SITE).record.restarts == {}
+
+    def told(progress: Progress | None) -> Record:
+        observed = Observed(everything(done), waiting.record, progress)
+        return plan(JOB, observed, NOW + 60, SITE).record
+
+    assert told(Progress()).restarts == {"trainer": 1}
+    assert told(Progress(finished=True)).restarts == {}
+    # The scheduler that sent it home may be gone before it told anybody else.
+    assert (told(None).restarts, told(None).scope("trainer").attempt) == ({}, 0)
+
+
+def test_a_scheduler_that_ended_well_needs_nobody_to_say_that_the_job_goes_on() -> None:
+    done = replace(exited("sums-scheduler-0", 0), ended_at=NOW)
+    early = plan(JOB, Observed(everything(done)), NOW + 60, SITE)
+    assert early.record.restarts == {"scheduler": 1}
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ class Cluster(RuleBasedStateMachine):
         self.now, self.uids = 1_000_000.0, 0
         self.budget, self.replicas, self.steps, self.template = budget, 2, 10, 0
         self.suspend, self.restart_id = False, ""
+        self.complete = False
         self.pods: dict[str, Pod] = {}
         self.record = Record()
         self.records = [self.record]
@@ -112,6 +113,17 @@ class Cluster(RuleBasedStateMachine):
         else:
             self.own_failures.add(pod.uid)
             self._put(replace(pod, phase=PodPhase.EXITED, exit_code=code, ended_at=self.now))
+
+    @precondition(lambda self: self._scheduler())
+    @rule(data=st.data(), is_taken=st.booleans())
+    def last_step_is_trained(self, data: st.DataObject, is_taken: bool) -> None:
+        """From now on the scheduler says so, and has sent workers home; it may be taken away at this very moment."""
+        self.complete = True
+        workers = [p for p in self._in(PodPhase.RUNNING) if p.role != SCHEDULER]
+        for pod in data.draw(st.sets(st.sampled_from(workers))) if workers else ():
+            self._put(replace(pod, phase=PodPhase.EXITED, exit_code=0, ended_at=self.now))
+        if is_taken and (scheduler := self._scheduler()) is not None:
+            self._put(replace(scheduler, phase=PodPhase.STOPPING, deletion_at=self.now + 15))
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data(), how=st.sampled_from(["kubelet", "turned away", "api", "user", "node"]))
@@ -317,14 +329,14 @@ class Cluster(RuleBasedStateMachine):
             return
         if self.suspend:
             last = self._come_to_rest()
-            assert last.status.phase in ("Suspended", "Failed")
-            assert last.status.phase == "Failed" or not self.pods
+            assert last.status.phase in ("Suspended", "Failed", "Succeeded")
+            assert last.status.phase != "Suspended" or not self.pods
         self.suspend = False
         last = self._come_to_rest()
-        assert last.status.phase in ("Running", "Failed")
+        assert last.status.phase in ("Succeeded" if self.complete else "Running", "Failed")
         if last.status.phase == "Failed":
             assert last.status.reason == "RestartsExhausted"
-        else:
+        elif not self.complete:
             assert {p.spec_hash for p in self._in(PodPhase.RUNNING) if p.role == "trainer"} == {
                 self.record.spec_hash
             }
@@ -360,7 +372,7 @@ class Cluster(RuleBasedStateMachine):
         return Observed(
             pods=tuple(self.pods.values()),
             record=record,
-            progress=Progress(ready=serving) if scheduler else None,
+            progress=Progress(ready=serving, finished=self.complete) if scheduler else None,
             suspend=self.suspend,
             status=self.last.status if self.last else None,
             job_of_record=self.specs.get(record.spec_hash),

@@ -2,7 +2,8 @@
 
 Invariants: the end of a pod is judged once (judging raises its scope's attempt, and a pod of an older
 attempt is never counted; of a pod that restarts in place, the record knows how many restarts were judged);
-the counter is in the record of the same plan that removes the pod; an error of the user's is never retried.
+the counter is in the record of the same plan that removes the pod; an error of the user's is never retried; who
+ended well counts only when a scheduler has said since that the job goes on.
 """
 
 from dataclasses import replace
@@ -11,6 +12,7 @@ from roll_api import RLJob
 
 from roll_operator.plan.desired import desired_pods, scope_of
 from roll_operator.plan.model import (
+    SCHEDULER,
     Action,
     Announce,
     DesiredPod,
@@ -25,6 +27,7 @@ from roll_operator.plan.model import (
 )
 from roll_operator.plan.rules import (
     BAD_INPUT,
+    ENDED_EARLY,
     Rule,
     Verdict,
     classify,
@@ -93,6 +96,8 @@ def judge(
             # It was judged, or told to go. Only the user's error is news: it caused the crash of another rank.
             if pod.exit_code != BAD_INPUT or rule.verdict is not Verdict.FAIL_JOB:
                 continue
+        elif rule is ENDED_EARLY and pod.role != SCHEDULER and observed.progress is None:
+            continue  # the next plan hears whether the job is finished
         elif pod.exit_code == 0 and now < pod.ended_at + FINISHING_SECONDS:
             look_again = _earlier(look_again, pod.ended_at + FINISHING_SECONDS)
             continue

@@ -73,11 +73,13 @@ class Rule:
         )
 
 
+ENDED_EARLY = Rule(Verdict.RESTART, "EndedEarly", exit_codes=frozenset({0}))
+
 RULES: tuple[Rule, ...] = (
     Rule(Verdict.RESTART_UNCOUNTED, "Disrupted", disrupted=True),
     Rule(Verdict.FAIL_JOB, "BadInput", exit_codes=frozenset({BAD_INPUT})),
     Rule(Verdict.RESTART_UNCOUNTED, "Deleted", deleted=True),
-    Rule(Verdict.RESTART, "EndedEarly", exit_codes=frozenset({0})),
+    ENDED_EARLY,
     Rule(Verdict.RESTART, "Refused", exit_codes=frozenset({3})),
     Rule(Verdict.RESTART, "Unreachable", exit_codes=frozenset({4})),
     Rule(Verdict.RESTART, "Killed", exit_codes=frozenset({137})),
