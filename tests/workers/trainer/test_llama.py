@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,9 @@ def test_states_and_gradients_are_the_librarys(family: str, branches: bool) -> N
 
     def run(llama: Llama | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         whole.zero_grad()
-        states = predicting_states(whole, part, CPU, llama=llama)
-        (whole.lm_head(states).sin().sum() + (states * toward).sum()).backward()
+        with llama.folded() if llama is not None else contextlib.nullcontext():
+            states = predicting_states(whole, part, CPU, llama=llama)
+            (whole.lm_head(states).sin().sum() + (states * toward).sum()).backward()
         return states, {name: p.grad.clone() for name, p in whole.named_parameters()}
 
     (theirs, expected), (ours, actual) = run(None), run(Llama(whole))
@@ -88,8 +90,9 @@ def test_gradients_add_up_over_passes_and_are_the_same_bits_every_time() -> None
 
     def gradients(passes: int) -> list[torch.Tensor]:
         whole.zero_grad()
-        for _ in range(passes):
-            whole.lm_head(llama.states(part, None)).square().sum().backward()
+        with llama.folded():
+            for _ in range(passes):
+                whole.lm_head(llama.states(part, None)).square().sum().backward()
         return [p.grad.clone() for p in whole.parameters()]
 
     once, again, twice = gradients(1), gradients(1), gradients(2)
@@ -101,10 +104,11 @@ def test_gradients_add_up_over_passes_and_are_the_same_bits_every_time() -> None
 def test_without_gradient_nothing_is_kept_and_the_states_are_the_same() -> None:
     whole, part = model("llama"), micro_batch(branches=False)
     llama = Llama(whole)
-    with torch.no_grad():
+    with torch.no_grad(), llama.folded():
         states = llama.states(part, None)
     assert not states.requires_grad
-    assert torch.equal(states, llama.states(part, None).detach())
+    with llama.folded():
+        assert torch.equal(states, llama.states(part, None).detach())
 
 
 def test_a_pass_whose_attention_would_fill_the_memory_is_left_to_the_library(
@@ -117,7 +121,8 @@ def test_a_pass_whose_attention_would_fill_the_memory_is_left_to_the_library(
     whole.model.register_forward_hook(lambda *_: forwards.append(1))
     for room in (attention, attention - 1):
         monkeypatch.setattr(passes, "ATTENTION_BYTES", room)
-        predicting_states(whole, micro_batch(branches=True), CPU, llama=llama)
+        with llama.folded():
+            predicting_states(whole, micro_batch(branches=True), CPU, llama=llama)
     assert len(forwards) == 1, "the second pass, by the library"
 
 

@@ -3,7 +3,7 @@
 The library's modules make some sixty tensors per layer and pass, and autograd as many again; on a small model
 reading and writing them costs as much as the arithmetic. Here
 - query, key and value are one matrix product, gate and up another, and the norm's weights, which scale their
-  columns, are multiplied into the matrix instead of the states;
+  columns, are multiplied into the matrix instead of the states: once for all passes of a step;
 - the rotation is one complex product: rows of the query and key matrices are put so that the two halves of
   a pair lie side by side, which changes no score;
 - attention is batched matrix products over whole rows, which at training lengths beat the fused kernel;
@@ -11,11 +11,13 @@ reading and writing them costs as much as the arithmetic. Here
 - of the last layer only positions whose logits are needed go on past attention.
 
 Invariant: `states` equals the library's hidden states, and its gradient the library's, up to the order of
-additions (tests compare both); gradients are added to `parameter.grad` in place, as autograd does.
+additions (tests compare both); when `folded` ends they have been added to `parameter.grad`.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +33,21 @@ ATTENTION_BYTES = 2 << 30  # kept for the way back, all layers: the library's ke
 
 
 @dataclass(slots=True)
-class _Kept:
-    """What a layer's way back needs."""
+class _Folded:
+    """A layer's matrices with the norms' weights in them, and the gradients of these."""
 
-    into_qkv: Tensor  # the matrices, with the norms' weights
-    into_mlp: Tensor
+    qkv: Tensor
+    offset: Tensor | None
+    gate_up: Tensor
+    d_qkv: Tensor
+    d_offset: Tensor
+    d_gate_up: Tensor
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the way back needs of a layer."""
+
     hat: Tensor  # x / its root mean square
     inverse: Tensor  # of that root
     qkv: Tensor  # [heads, rows, length, width], rotated
@@ -45,6 +57,16 @@ class _Kept:
     inverse2: Tensor
     gate_up: Tensor
     activated: Tensor
+
+
+@dataclass(slots=True)
+class _Way:
+    """What the way back needs."""
+
+    layers: list[_Kept]
+    rotation: Tensor
+    hat: Tensor  # of the last norm
+    inverse: Tensor
 
 
 class Llama:
@@ -65,6 +87,19 @@ class Llama:
         straight = torch.arange(self.groups * self.width) + turned.numel()
         self.order = torch.cat([turned.reshape(-1), straight])
         self.back = torch.argsort(self.order)
+        self.matrices: list[_Folded] = []
+
+    @contextlib.contextmanager
+    def folded(self) -> Iterator[None]:
+        """All passes lie in here, and nobody changes the weights meanwhile."""
+        with torch.no_grad():
+            self.matrices = [self._fold(layer) for layer in self.layers]
+        yield
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                for layer, folded in zip(self.layers, self.matrices, strict=True):
+                    self._unfold(layer, folded)
+        self.matrices = []
 
     def fits(self, part: MicroBatch) -> bool:
         """Whether the attention that its way back needs stays small; it grows with the square of the length."""
@@ -80,8 +115,7 @@ class Llama:
 
     def forward(
         self, part: MicroBatch, mask: Tensor | None, *, keep: bool = False
-    ) -> tuple[Tensor, list[_Kept], Tensor, Tensor]:
-        """The states; what the way back needs: of the layers, and the last norm's input over its inverse."""
+    ) -> tuple[Tensor, _Way]:
         rows, length = part.input_ids.shape
         ids = torch.from_numpy(part.input_ids).reshape(-1)
         positions = torch.from_numpy(part.positions)
@@ -90,15 +124,14 @@ class Llama:
         kept: list[_Kept] = []
         embeddings = self.model.model.embed_tokens.weight
         x = F.embedding(ids, embeddings)
-        for number, layer in enumerate(self.layers):
-            weight, offset = self._qkv(layer)
+        for number, (layer, folded) in enumerate(zip(self.layers, self.matrices, strict=True)):
             if number == 0:
                 tokens, of = torch.unique(ids, return_inverse=True)
                 hat, inverse = self._normed(F.embedding(tokens, embeddings))
-                made = F.linear(hat, weight, offset).index_select(0, of)
+                made = F.linear(hat, folded.qkv, folded.offset).index_select(0, of)
             else:
                 hat, inverse = self._normed(x)
-                made = F.linear(hat, weight, offset)
+                made = F.linear(hat, folded.qkv, folded.offset)
             qkv = made.view(rows, length, -1, self.width).permute(2, 0, 1, 3).contiguous()
             pairs = torch.view_as_complex(
                 qkv[: self.heads + self.groups].unflatten(-1, (self.width // 2, 2))
@@ -116,32 +149,27 @@ class Llama:
                 before, o = x.index_select(0, positions), o.index_select(0, positions)
             x2 = torch.addmm(before, o, layer.self_attn.o_proj.weight.t())
             hat2, inverse2 = self._normed(x2)
-            both = self._gate_up(layer)
-            gate_up = F.linear(hat2, both)
+            gate_up = F.linear(hat2, folded.gate_up)
             gate, up = gate_up.chunk(2, 1)
             activated = F.silu(gate)
             after = torch.addmm(x2, activated * up, layer.mlp.down_proj.weight.t())
             if keep:
-                kept.append(
-                    _Kept(weight, both, hat, inverse, qkv, p, o, hat2, inverse2, gate_up, activated)
-                )
+                kept.append(_Kept(hat, inverse, qkv, p, o, hat2, inverse2, gate_up, activated))
             x = after
         hat, inverse = self._normed(x)
-        return hat * self.model.model.norm.weight, kept, hat, inverse
+        return hat * self.model.model.norm.weight, _Way(kept, rotation, hat, inverse)
 
-    def backward(
-        self, part: MicroBatch, kept: list[_Kept], hat: Tensor, inverse: Tensor, d_states: Tensor
-    ) -> None:
+    def backward(self, part: MicroBatch, way: _Way, d_states: Tensor) -> None:
         """Adds the gradients of all parameters."""
         rows, length = part.input_ids.shape
         ids = torch.from_numpy(part.input_ids).reshape(-1)
         positions = torch.from_numpy(part.positions)
-        rotation = self._rotation(part).conj()
+        rotation = way.rotation.conj()
         norm = self.model.model.norm.weight
-        _add(norm, torch.linalg.vecdot(d_states, hat, dim=0))
-        dx = _through_norm(d_states * norm, hat, inverse)
+        _add(norm, torch.linalg.vecdot(d_states, way.hat, dim=0))
+        dx = _through_norm(d_states * norm, way.hat, way.inverse)
         for number in range(len(self.layers) - 1, -1, -1):
-            layer, was = self.layers[number], kept.pop()
+            layer, folded, was = self.layers[number], self.matrices[number], way.layers.pop()
             mlp, attention = layer.mlp, layer.self_attn
             gate, up = was.gate_up.chunk(2, 1)
             d_act = dx @ mlp.down_proj.weight
@@ -151,14 +179,9 @@ class Llama:
             torch.ops.aten.silu_backward.grad_input(
                 d_act.mul_(up), gate, grad_input=d_gate_up[:, : gate.shape[1]]
             )
-            d_hat = d_gate_up @ was.into_mlp
+            folded.d_gate_up.addmm_(d_gate_up.t(), was.hat2)
+            d_hat = d_gate_up @ folded.gate_up
             dx = _through_norm(d_hat, was.hat2, was.inverse2).add_(dx)
-            _add_fused(
-                d_gate_up.t() @ was.hat2,
-                layer.post_attention_layernorm.weight,
-                mlp.gate_proj.weight,
-                mlp.up_proj.weight,
-            )
             d_o = dx @ attention.o_proj.weight
             _grad(attention.o_proj.weight).addmm_(dx.t(), was.o)
             if number == len(self.layers) - 1:
@@ -173,7 +196,10 @@ class Llama:
             if number == 0:
                 tokens, of = torch.unique(ids, return_inverse=True)
                 d_made = d_made.new_zeros(len(tokens), d_made.shape[1]).index_add_(0, of, d_made)
-            d_hat = _through_norm(d_made @ was.into_qkv, was.hat, was.inverse)
+            folded.d_qkv.addmm_(d_made.t(), was.hat)
+            if folded.offset is not None:
+                folded.d_offset.add_(d_made.sum(0))
+            d_hat = _through_norm(d_made @ folded.qkv, was.hat, was.inverse)
             if number == 0:
                 embedding = self.model.model.embed_tokens
                 share = d_hat.index_add_(0, of, dx)
@@ -182,17 +208,6 @@ class Llama:
                 _grad(embedding.weight).index_add_(0, tokens, share)
             else:
                 dx = d_hat.add_(dx)
-            three = (attention.q_proj, attention.k_proj, attention.v_proj)
-            _add_fused(
-                (d_made.t() @ was.hat)[self.back],
-                layer.input_layernorm.weight,
-                *(each.weight for each in three),
-            )
-            if three[0].bias is not None:
-                d_offset = d_made.sum(0)[self.back]
-                sizes = [each.bias.shape[0] for each in three]
-                for each, share in zip(three, d_offset.split(sizes), strict=True):
-                    _add(each.bias, share)
 
     def _attention_back(self, d_o: Tensor, was: _Kept) -> Tensor:
         """The gradient of query, key and value as they went into attention."""
@@ -200,14 +215,11 @@ class Llama:
         d_v = torch.bmm(was.p.transpose(1, 2), d_o)
         d_p = torch.bmm(d_o, v.transpose(1, 2))
         d_s = torch._softmax_backward_data(d_p, was.p, -1, d_p.dtype).mul_(self.scaling)
-        d_qkv = torch.empty_like(was.qkv)
-        torch.bmm(d_s, k, out=d_qkv[: self.heads].view(q.shape))
-        d_k = torch.bmm(d_s.transpose(1, 2), q)
-        for n, part in enumerate((d_k, d_v)):
-            begin = self.heads + n * self.groups
-            into = d_qkv[begin : begin + self.groups]
-            torch.sum(part.view(self.groups, -1, *into.shape[1:]), 1, out=into)
-        return d_qkv
+        d_q, d_k = torch.bmm(d_s, k), torch.bmm(d_s.transpose(1, 2), q)
+        each = (-1, *was.qkv.shape[1:])
+        if self.heads > self.groups:
+            d_k, d_v = (d.view(self.groups, -1, *each[1:]).sum(1) for d in (d_k, d_v))
+        return torch.cat([d.view(each) for d in (d_q, d_k, d_v)])
 
     def _per_head(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[heads * rows, length, width] each; the heads of a group share their keys."""
@@ -232,18 +244,34 @@ class Llama:
         half = self.width // 2
         return torch.complex(cos[..., :half].contiguous(), sin[..., :half].contiguous())
 
-    def _qkv(self, layer: Any) -> tuple[Tensor, Tensor | None]:
-        attention = layer.self_attn
-        three = (attention.q_proj, attention.k_proj, attention.v_proj)
-        weight = torch.cat([each.weight for each in three]).index_select(0, self.order)
-        weight.mul_(layer.input_layernorm.weight)
-        if three[0].bias is None:
-            return weight, None
-        return weight, torch.cat([each.bias for each in three]).index_select(0, self.order)
+    def _fold(self, layer: Any) -> _Folded:
+        three, two = _projections(layer)
+        qkv = torch.cat([each.weight for each in three]).index_select(0, self.order)
+        offset = None
+        if three[0].bias is not None:
+            offset = torch.cat([each.bias for each in three]).index_select(0, self.order)
+        gate_up = torch.cat([each.weight for each in two])
+        return _Folded(
+            qkv.mul_(layer.input_layernorm.weight),
+            offset,
+            gate_up.mul_(layer.post_attention_layernorm.weight),
+            *(torch.zeros(*of) for of in (qkv.shape, qkv.shape[:1], gate_up.shape)),
+        )
 
-    def _gate_up(self, layer: Any) -> Tensor:
-        both = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
-        return both.mul_(layer.post_attention_layernorm.weight)
+    def _unfold(self, layer: Any, folded: _Folded) -> None:
+        """Adds the gradients of the matrices to those of what they are made of."""
+        three, two = _projections(layer)
+        _add_scaled(folded.d_qkv[self.back], layer.input_layernorm.weight, three)
+        _add_scaled(folded.d_gate_up, layer.post_attention_layernorm.weight, two)
+        if folded.offset is not None:
+            sizes = [each.bias.shape[0] for each in three]
+            for each, share in zip(three, folded.d_offset[self.back].split(sizes), strict=True):
+                _add(each.bias, share)
+
+
+def _projections(layer: Any) -> tuple[tuple[Any, Any, Any], tuple[Any, Any]]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
 
 
 class _Pass(torch.autograd.Function):
@@ -251,13 +279,13 @@ class _Pass(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, llama: Llama, part: MicroBatch, mask: Tensor | None
     ) -> Tensor:
-        states, *ctx.kept = llama.forward(part, mask, keep=True)
+        states, ctx.way = llama.forward(part, mask, keep=True)
         ctx.llama, ctx.part = llama, part
         return states
 
     @staticmethod
     def backward(ctx: Any, *d_states: Tensor) -> tuple[None, None, None, None]:
-        ctx.llama.backward(ctx.part, *ctx.kept, d_states[0])
+        ctx.llama.backward(ctx.part, ctx.way, d_states[0])
         return None, None, None, None
 
 
@@ -290,8 +318,9 @@ def _add(parameter: Tensor, share: Tensor) -> None:
     _grad(parameter).add_(share)
 
 
-def _add_fused(d_scaled: Tensor, norm: Tensor, *matrices: Tensor) -> None:
-    """From the gradient of [matrices] * norm to those of the matrices and of the norm."""
-    for matrix, share in zip(matrices, d_scaled.split([len(m) for m in matrices]), strict=True):
-        _add(norm, torch.linalg.vecdot(share, matrix, dim=0))
-        _grad(matrix).addcmul_(share, norm)
+def _add_scaled(d_scaled: Tensor, norm: Tensor, parts: tuple[Any, ...]) -> None:
+    """From the gradient of [parts' weights] * norm to those of the weights and of the norm."""
+    shares = d_scaled.split([each.weight.shape[0] for each in parts])
+    for each, share in zip(parts, shares, strict=True):
+        _add(norm, torch.linalg.vecdot(share, each.weight, dim=0))
+        _grad(each.weight).addcmul_(share, norm)

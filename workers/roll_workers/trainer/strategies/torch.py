@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from roll_workers.memory import keep_freed_memory
 from roll_workers.trainer.algorithms import log_probs_and_entropy
 from roll_workers.trainer.batch import TokenBatch
 from roll_workers.trainer.strategies import LossFn, NonFinite, Policy
+from roll_workers.trainer.strategies.lanes import Lane, Lanes
 from roll_workers.trainer.strategies.layout import MicroBatch, micro_batches
-from roll_workers.trainer.strategies.llama import PASS_TOKENS, Llama, supported
+from roll_workers.trainer.strategies.llama import PASS_TOKENS
 from roll_workers.trainer.strategies.model import (
     Model,
     attends_as_told,
@@ -49,7 +51,8 @@ class TorchStrategy:
         self.ranks.join()
 
     def load(self, model_path: Path, spec: JobSpec, reference_path: Path | None = None) -> None:
-        _same_bits_every_time(spec.roles.trainer.threads)
+        _same_bits_every_time()
+        threads = int(os.environ.get("OMP_NUM_THREADS", spec.roles.trainer.threads))
         torch.manual_seed(spec.seed)
         self.path = model_path
         self.model, self.dtype = load_model(model_path, spec.model.dtype, self.device)
@@ -62,66 +65,54 @@ class TorchStrategy:
         self.context = context_length(self.model.config) or 1 << 62
         self.temperature = spec.rollout.sampling.temperature
         self.max_tokens = spec.roles.trainer.strategy.micro_batch_tokens
-        # By the model it computes for; another architecture, number format or device has none.
-        self.llamas = {
-            id(model): Llama(model)
-            for model in (self.model, self.reference)
-            if model is not None and supported(model, self.dtype)
-        }
-        if self.llamas:
+        self.lanes = Lanes(self.model, self.dtype, threads)
+        if self.reference is not None:
+            self.reference_lanes = Lanes(self.reference, self.dtype, threads)
+        if self.lanes.all[0].llama is not None:
             self.max_tokens = min(self.max_tokens, PASS_TOKENS)
         self.max_grad_norm = spec.algorithm.max_grad_norm
         self.shape = model_shape(self.model, branching=attends_as_told(self.model))
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        # All gradients lie in one buffer: one memset, one norm, one all-reduce.
-        self.gradient = torch.zeros(sum(p.numel() for p in self.parameters), device=self.device)
-        place = 0
-        for p in self.parameters:
-            p.grad = self.gradient[place : place + p.numel()].view_as(p)
-            place += p.numel()
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
+            [p for p in self.model.parameters() if p.requires_grad],
             lr=spec.algorithm.learning_rate,
             betas=(spec.algorithm.betas[0], spec.algorithm.betas[1]),
             weight_decay=spec.algorithm.weight_decay,
             fused=True,
         )
 
-    @torch.no_grad()
     def log_probs(self, batch: TokenBatch, *, reference: bool = False) -> Tensor:
-        model = self.reference if reference else self.model
-        assert model is not None, "no reference model was loaded"
+        lanes = self.reference_lanes if reference else self.lanes
         result = torch.zeros(len(batch.action))
-        for micro_batch in micro_batches(batch, self.shape, self.max_tokens):
-            policy = self._forward(model, batch, micro_batch)
+
+        parts = list(micro_batches(batch, self.shape, self.max_tokens))
+        for policy in lanes.run(partial(self._forward, batch), parts, grad=False):
             result[policy.actions] = policy.log_probs.cpu()
         return result
 
     def train_step(
         self, batch: TokenBatch, loss_fn: LossFn, learning_rate: float
     ) -> tuple[dict[str, float], Tensor]:
-        self.gradient.zero_()
-        losses: list[Tensor] = []
-        parts: list[MicroBatch] = []
-        sums: Tensor | None = None
-        for micro_batch in micro_batches(batch, self.shape, self.max_tokens):
-            policy = self._forward(self.model, batch, micro_batch)
-            loss, share = loss_fn(batch, policy)
+        def one(lane: Lane, part: MicroBatch) -> tuple[Tensor, Tensor]:
+            loss, share = loss_fn(batch, self._forward(batch, lane, part))
             loss.backward()
-            losses.append(loss.detach())
-            parts.append(micro_batch)
-            sums = share if sums is None else sums + share
-        self.ranks.sum_(self.gradient)
-        norm = torch.linalg.vector_norm(self.gradient)
+            return loss.detach(), share
+
+        parts = list(micro_batches(batch, self.shape, self.max_tokens))
+        self.lanes.clear()
+        made = self.lanes.run(one, parts, grad=True)
+        gradient = self.ranks.sum_(self.lanes.gradient())
+        norm = torch.linalg.vector_norm(gradient)
         if not torch.isfinite(norm):
-            raise _blame(batch, parts, losses)
-        self.gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            raise _blame(batch, parts, [loss for loss, _ in made])
+        gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        if sums is None:  # this rank's share is empty; its peers still expect it
+        if made:
+            sums = sum((share for _, share in made[1:]), made[0][1])
+        else:  # this rank's share is empty; its peers still expect it
             sums = torch.zeros_like(loss_fn(batch, _no_actions())[1])
-        figures = {"actor/grad_norm": float(norm), "actor/backward_steps": float(len(losses))}
+        figures = {"actor/grad_norm": float(norm), "actor/backward_steps": float(len(made))}
         return figures, self.ranks.sum_(sums)
 
     def weights(self) -> dict[str, Tensor]:
@@ -153,11 +144,10 @@ class TorchStrategy:
     def close(self) -> None:
         self.ranks.close()
 
-    def _forward(self, model: Model, batch: TokenBatch, part: MicroBatch) -> Policy:
-        llama = self.llamas.get(id(model))
-        states = predicting_states(model, part, self.device, self._autocast(), llama)
+    def _forward(self, batch: TokenBatch, lane: Lane, part: MicroBatch) -> Policy:
+        states = predicting_states(lane.model, part, self.device, self._autocast(), lane.llama)
         tokens = torch.from_numpy(batch.tokens[batch.action[part.actions]]).to(self.device)
-        logits = model.get_output_embeddings()(states)
+        logits = lane.model.get_output_embeddings()(states)
         row = torch.from_numpy(part.row).to(self.device)
         return Policy(part.actions, *log_probs_and_entropy(logits, row, tokens, self.temperature))
 
@@ -185,9 +175,8 @@ def _blame(batch: TokenBatch, parts: list[MicroBatch], losses: list[Tensor]) -> 
     return NonFinite(f"the {what} is not a finite number", sorted(sequences))
 
 
-def _same_bits_every_time(threads: int) -> None:
+def _same_bits_every_time() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", threads)))
     torch.use_deterministic_algorithms(True)
     # Otherwise every fresh tensor is filled with NaN first.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
