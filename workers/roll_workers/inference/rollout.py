@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from roll_api import RLJob
@@ -136,22 +137,23 @@ class Rollout:
     def take(self, finish: str = "") -> tuple[bytes, int, int, int]:
         """What is not reported yet: its payload, its tokens, its oldest and its newest version."""
         new = slice(self.reported, len(self.tokens))
+        versions = self.versions[new]
         piece = action_piece(
             self.tokens[new],
             self.logprobs[new],
-            self.versions[new],
+            versions,
             self.task.turn,
             finish,
             sequence=self.sequence,
         )
-        versions = self.versions[new]
         self.reported, self.reported_at = new.stop, time.monotonic()
         oldest, newest = (min(versions), max(versions)) if versions else (-1, -1)
         return Trajectory.payload(piece), len(versions), oldest, newest
 
 
+@lru_cache(maxsize=64)
 def _tokens_so_far(payload: bytes) -> tuple[Tokens, int]:
-    """The tokens of the trajectory's last sequence, and its number."""
+    """The tokens of the trajectory's last sequence, and its number; a group's samples begin alike."""
     pieces = Trajectory.parse(payload).pieces
     sequence = max((piece.sequence for piece in pieces), default=0)
     columns = [

@@ -9,12 +9,13 @@ Invariants:
 - gate and up of the model are views into their fused matrix, query, key and value are copied by `changed`:
   weights that are copied into the model are the weights computed with, once it was called;
 - position t of slot s lies in the block that covers t, at row s of that block; what lies beyond a sequence's
-  length is finite and masked out. Blocks are made and dropped whole: longer sequences move nothing, and the
-  batched product reads the part of a block that is in use as it lies in memory.
+  length is finite and masked out. Blocks are made, read and dropped whole: longer sequences move nothing, and
+  a product that skips the unused end of every row takes three times as long as one that reads all of it.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,17 @@ from roll_workers.inference.engines import Tokens
 from roll_workers.inference.engines.kv import Indices, capacity_for
 
 LOOKED_UP = 4096  # tokens of the largest vocabulary whose first projections are kept
-FIRST_BLOCK, BLOCK = 16, 64  # positions: a product of fewer than 16 is no batched one
+LEFT_OVER = 8  # blocks are dropped when no sequence needs more than an eighth of the room
+
+
+class _Block:
+    """Keys and values of some positions of all slots, [slots, groups, positions, width]."""
+
+    def __init__(self, *shape: int) -> None:
+        keys, values = torch.zeros(shape), torch.zeros(shape)
+        self.pair = keys, values
+        self.written = keys.numpy(), values.numpy()
+        self.keys, self.values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
 
 
 class Llama:
@@ -46,10 +57,18 @@ class Llama:
         turned = torch.arange(self.turned)[:, None] * self.width + side_by_side
         straight = torch.arange(self.groups * self.width) + turned.numel()
         self.order = torch.cat([turned.reshape(-1), straight])
-        self.gate_up = [_fused(layer.mlp.gate_proj, layer.mlp.up_proj) for layer in self.layers]
+        self.after = [
+            (
+                layer.self_attn.o_proj.weight.t(),
+                layer.post_attention_layernorm.weight,
+                _fused(layer.mlp.gate_proj, layer.mlp.up_proj).t(),
+                layer.mlp.down_proj.weight.t(),
+            )
+            for layer in self.layers
+        ]
         self.capacity = 0
         self.edges = [0]  # of the blocks, in positions
-        self.blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]  # keys, values
+        self.blocks: list[list[_Block]] = [[] for _ in self.layers]
         self.changed()
 
     def changed(self) -> None:
@@ -62,13 +81,12 @@ class Llama:
     def fit(self, positions: int) -> None:
         """Make room for sequences of this length; give room back when they have become much shorter."""
         wanted = capacity_for(positions)
-        if self.capacity * 3 // 4 < wanted <= self.capacity:
+        if self.capacity // LEFT_OVER < wanted <= self.capacity:
             return
         while self.edges[-1] < wanted:
-            end = FIRST_BLOCK if len(self.edges) == 1 else self.edges[-1] // BLOCK * BLOCK + BLOCK
-            shape = (self.slots, self.groups, end - self.edges[-1], self.width)
+            end = capacity_for(self.edges[-1] + 1)
             for blocks in self.blocks:
-                blocks.append((torch.zeros(shape), torch.zeros(shape)))
+                blocks.append(_Block(self.slots, self.groups, end - self.edges[-1], self.width))
             self.edges.append(end)
         while len(self.edges) > 2 and self.edges[-2] >= wanted:
             self.edges.pop()
@@ -86,10 +104,10 @@ class Llama:
         """Copy whole rows, to close the gaps that finished sequences left."""
         to, of = torch.from_numpy(target), torch.from_numpy(source)
         for blocks in self.blocks:
-            for begin, pair in zip(self.edges, blocks, strict=False):
+            for begin, block in zip(self.edges, blocks, strict=False):
                 if begin < length:
-                    for block in pair:
-                        block[to] = block[of]
+                    for part in block.pair:
+                        part[to] = part[of]
 
     def prefill(self, prompts: list[Tokens], of: Indices, rows: Indices) -> Tensor:
         """Logits after each prompt; slot `rows[i]` gets the keys and values of prompt `of[i]`."""
@@ -114,11 +132,11 @@ class Llama:
                 .split((self.heads, self.groups, self.groups), 1)
             )
             # numpy's assignment takes a fifth of the time of torch's, here and in `decode`.
-            for begin, (keys, values) in zip(self.edges, self.blocks[number], strict=False):
+            for begin, block in zip(self.edges, self.blocks[number], strict=False):
                 if begin < longest:
-                    end = min(longest, begin + keys.shape[2])
-                    keys.numpy()[rows, :, : end - begin] = k.numpy()[of, :, begin:end]
-                    values.numpy()[rows, :, : end - begin] = v.numpy()[of, :, begin:end]
+                    for written, new in zip(block.written, (k.numpy(), v.numpy()), strict=True):
+                        end = min(longest, begin + written.shape[2])
+                        written[rows, :, : end - begin] = new[of, :, begin:end]
             # What pads a prompt lies behind it: causal attention never sees it.
             o = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=1.0, enable_gqa=self.groups != self.heads
@@ -135,50 +153,41 @@ class Llama:
     def decode(self, last: Indices, positions: Indices) -> Tensor:
         """Logits after one more token of each of slots 0..len(last)-1."""
         count, longest = len(last), int(positions.max()) + 1
-        ids, at = torch.from_numpy(last), torch.from_numpy(positions)
-        rotation = self.rotation[at]
-        used = [min(end, max(longest, FIRST_BLOCK)) for end in self.edges[1:]]
-        used = used[: used.index(max(used)) + 1]
-        hidden = (np.arange(used[-1]) > positions[:, None]).astype(np.float32)
+        ids = torch.from_numpy(last)
+        rotation = self.rotation.index_select(0, torch.from_numpy(positions))
+        used = [(begin, end) for begin, end in pairwise(self.edges) if begin < longest]
+        hidden = (np.arange(used[-1][1]) > positions[:, None]).astype(np.float32)
         hidden *= np.finfo(np.float32).min
         mask = torch.from_numpy(hidden)[:, None]
         places = self._places(positions)
-        share = self.heads // self.groups
+        share, pairs = self.heads // self.groups, count * self.groups
         x = F.embedding(ids, self.model.model.embed_tokens.weight)
         for number, blocks in enumerate(self.blocks):
             qkv = self._qkv(number, x, ids, rotation)
-            q = qkv[:, : self.heads].reshape(count * self.groups, share, self.width)
-            k = qkv[:, self.heads : self.turned].reshape(-1, self.width).numpy()
-            v = qkv[:, self.turned :].reshape(-1, self.width).numpy()
-            for block, of, to in places:
-                for new, old in zip((k, v), blocks[block], strict=True):
-                    old.view(-1, self.width).numpy()[to] = new if of is None else new[of]
-            keys, values = (
-                [
-                    block[part][:count].flatten(0, 1)[:, : end - begin]
-                    for begin, end, block in zip(self.edges, used, blocks, strict=False)
-                ]
-                for part in (0, 1)
-            )
-            scores = torch.cat([torch.bmm(q, each.transpose(1, 2)) for each in keys], -1)
+            q = qkv[:, : self.heads].reshape(pairs, share, self.width)
+            new = qkv.numpy()
+            for block, of, at in places:
+                keys, values = blocks[block].written
+                keys[of, :, at] = new[of, self.heads : self.turned]
+                values[of, :, at] = new[of, self.turned :]
+            scores = torch.cat([torch.bmm(q, b.keys[:pairs]) for b in blocks[: len(used)]], -1)
             p = scores.view(count, self.heads, -1).add_(mask).softmax(-1).view(scores.shape)
             o = torch.zeros(q.shape)
-            for begin, end, each in zip(self.edges, used, values, strict=False):
-                o.baddbmm_(p[..., begin:end], each)
+            for (begin, end), b in zip(used, blocks, strict=False):
+                o.baddbmm_(p[..., begin:end], b.values[:pairs])
             x = self._after_attention(number, x, o.view(count, -1))
         return self._logits(x)
 
-    def _places(self, positions: Indices) -> list[tuple[int, Indices | None, Indices]]:
-        """Where the new keys go: the block, which of all (row, group) pairs, and their lines in the block."""
+    def _places(self, positions: Indices) -> list[tuple[int, Indices | slice, Indices | int]]:
+        """Where the new keys go: the block, rows in it, and the place of each of them in its row."""
         block = np.searchsorted(self.edges, positions, side="right") - 1
-        found: list[tuple[int, Indices | None, Indices]] = []
+        if (positions == positions[0]).all():
+            first = int(block[0])
+            return [(first, slice(len(positions)), int(positions[0]) - self.edges[first])]
+        found: list[tuple[int, Indices | slice, Indices | int]] = []
         for number in np.unique(block).tolist():
-            rows = np.flatnonzero(block == number)
-            size = self.edges[number + 1] - self.edges[number]
-            pairs = (rows[:, None] * self.groups + np.arange(self.groups)).reshape(-1)
-            offset = np.repeat(positions[rows] - self.edges[number], self.groups)
-            whole = len(rows) == len(positions)
-            found.append((number, None if whole else pairs, pairs * size + offset))
+            of = np.flatnonzero(block == number)
+            found.append((number, of, positions[of] - self.edges[number]))
         return found
 
     def _qkv(self, number: int, x: Tensor, ids: Tensor, rotation: Tensor) -> Tensor:
@@ -209,17 +218,19 @@ class Llama:
         return weight, bias
 
     def _after_attention(self, number: int, x: Tensor, o: Tensor) -> Tensor:
-        layer = self.layers[number]
-        x = torch.addmm(x, o, layer.self_attn.o_proj.weight.t())
-        normed = self._normed(x).mul_(layer.post_attention_layernorm.weight)
-        gate_up = F.linear(normed, self.gate_up[number])
-        gate, up = gate_up.chunk(2, 1)
-        return torch.addmm(x, F.silu(gate).mul_(up), layer.mlp.down_proj.weight.t())
+        out, norm, gate_up, down = self.after[number]
+        x = torch.addmm(x, o, out)
+        gate, up = torch.mm(self._normed(x).mul_(norm), gate_up).chunk(2, 1)
+        return torch.addmm(x, F.silu(gate).mul_(up), down)
 
     def _normed(self, x: Tensor) -> Tensor:
         """Without the norm's weight."""
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x * size.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
+        plain = x.numpy()
+        size = np.vecdot(plain, plain)[:, None]
+        size /= x.shape[-1]
+        size += self.eps
+        np.sqrt(size, out=size)
+        return torch.from_numpy(plain / size)
 
     def _logits(self, x: Tensor) -> Tensor:
         normed = self._normed(x).mul_(self.model.model.norm.weight)

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,7 @@ class TransformersEngine:
         return out
 
     def flush(self) -> list[Delta]:
-        for row in np.flatnonzero(self._rows["live"] & (self._rows["length"] > self._rows["sent"])):
-            self._emit(int(row))
+        self._emit(np.flatnonzero(self._rows["live"] & (self._rows["length"] > self._rows["sent"])))
         out, self._out = self._out, []
         return out
 
@@ -207,7 +207,9 @@ class TransformersEngine:
 
     def _advance(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> None:
         """Draw one token for each of `rows`; hand out what is due, free what has ended."""
-        state = self._rows[rows]
+        # The first rows of all are changed in place: copies of them take as long as the drawing.
+        dense = int(rows[-1]) + 1 == len(rows)
+        state = self._rows[: len(rows)] if dense else self._rows[rows]
         tokens, logprobs = sample(
             logits,
             uniforms(state["seed"], state["drawn"]),
@@ -220,26 +222,33 @@ class TransformersEngine:
         state["length"] += 1
         state["drawn"] += np.uint64(1)
         state["last"] = tokens
-        self._rows[rows] = state
+        if not dense:
+            self._rows[rows] = state
         stopped = self._stop_table[state["stop"], tokens]
         ended = stopped | (state["length"] >= state["limit"])
-        for i in np.flatnonzero(ended | (state["length"] - state["sent"] >= self.stride)).tolist():
-            self._emit(int(rows[i]), ("stop" if stopped[i] else "length") if ended[i] else "")
+        due = np.flatnonzero(ended | (state["length"] - state["sent"] >= self.stride))
+        if due.size:
+            why = np.where(ended, np.where(stopped, "stop", "length"), "")
+            self._emit(rows[due], why[due].tolist())
 
-    def _emit(self, row: int, finish: str = "") -> None:
-        new = slice(self._rows["sent"][row], self._rows["length"][row])
-        self._out.append(
-            Delta(
-                self._request(row).id,
-                self._tokens[row, new].tolist(),
-                self._logprobs[row, new].tolist(),
-                self.version,
-                finish,
+    def _emit(self, rows: npt.NDArray[np.int64], finish: Iterable[str] = repeat("")) -> None:
+        """Hand out what each of `rows` has sampled since the last time; free those that are finished."""
+        state = self._rows[rows]
+        for row, begin, end, why in zip(
+            rows.tolist(), state["sent"].tolist(), state["length"].tolist(), finish, strict=False
+        ):
+            self._out.append(
+                Delta(
+                    self._request(row).id,
+                    self._tokens[row, begin:end].tolist(),
+                    self._logprobs[row, begin:end].tolist(),
+                    self.version,
+                    why,
+                )
             )
-        )
-        self._rows["sent"][row] = new.stop
-        if finish:
-            self._release(row)
+            if why:
+                self._release(row)
+        self._rows["sent"][rows] = state["length"]
 
     def _occupy(self, row: int, waiting: _Waiting) -> None:
         request, length = waiting.request, len(waiting.tokens)
