@@ -184,13 +184,13 @@ async def train(plan: Plan, tally: Tally) -> None:
         stub = TrainerAsyncStub(channel)
         await stub.Rewind(trainer_pb2.RewindRequest(trainer=trainer, step=0))
         step = 0
+        version = PolicyVersion(lineage=1, number=step)
+        await stub.PublishVersion(trainer_pb2.Publication(trainer=trainer, version=version))
         while True:
             if step % plan.checkpoint_every == 0:
                 row = trainer_pb2.Checkpoint(step=step, lineage=1, path=f"{step}", digest="none")
                 commit = trainer_pb2.CheckpointCommit(trainer=trainer, checkpoint=row)
                 await stub.CommitCheckpoint(commit)
-            version = PolicyVersion(lineage=1, number=step)
-            await stub.PublishVersion(trainer_pb2.Publication(trainer=trainer, version=version))
             step += 1
             wanted = trainer_pb2.BatchRequest(trainer=trainer, step=step)
             while (await stub.AcquireBatch(wanted)).retry:
@@ -198,9 +198,13 @@ async def train(plan: Plan, tally: Tally) -> None:
             request = trainer_pb2.ShardRequest(trainer=trainer, step=step, world=1)
             async for chunk in stub.FetchShard(request):
                 tally.trained += len(chunk.groups)
+            version = PolicyVersion(lineage=1, number=step)
             await stub.ReportStep(
-                trainer_pb2.StepReport(trainer=trainer, step=step, metrics={"reward": 0.5})
-            )
+                trainer_pb2.StepReport(
+                    trainer=trainer, step=step, metrics={"reward": 0.5},
+                    publication=trainer_pb2.Publication(version=version),
+                )
+            )  # fmt: skip
 
 
 async def _drive(plan: Plan, roles: tuple[str, ...], pipe: Connection) -> None:

@@ -150,7 +150,7 @@ class ShardSample(_message.Message):
     def __init__(self, unit: _Optional[_Union[_session_pb2.Unit, _Mapping[str, object]]] = ..., group_size: _Optional[int] = ..., reward: _Optional[float] = ..., payload: _Optional[bytes] = ..., position: _Optional[int] = ..., group_rewards: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("trainer", "step", "metrics")
+    __slots__ = ("trainer", "step", "metrics", "publication")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -161,10 +161,12 @@ class StepReport(_message.Message):
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    PUBLICATION_FIELD_NUMBER: _ClassVar[int]
     trainer: TrainerId
     step: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    publication: Publication
+    def __init__(self, trainer: _Optional[_Union[TrainerId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., publication: _Optional[_Union[Publication, _Mapping[str, object]]] = ...) -> None: ...
 
 class Publication(_message.Message):
     __slots__ = ("trainer", "version", "manifest_digest", "locations")

@@ -287,19 +287,24 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
             self._hub.rate.add(now, state.batches[request.step].samples)
         else:
             training.check_term(state, request.trainer.term)
+        if request.HasField("publication"):
+            self._publish(request.trainer.term, request.publication)
         await self._hub.durable()
         return trainer_pb2.Done()
 
     async def PublishVersion(
         self, request: trainer_pb2.Publication, context: object
     ) -> trainer_pb2.Done:
-        version = request.version
-        publication = Publication(
-            version.number, version.lineage, request.manifest_digest, tuple(request.locations)
-        )
-        training.publish(self._hub.state, request.trainer.term, publication)
+        self._publish(request.trainer.term, request)
         await self._hub.durable()
         return trainer_pb2.Done()
+
+    def _publish(self, term: int, said: trainer_pb2.Publication) -> None:
+        version = said.version
+        publication = Publication(
+            version.number, version.lineage, said.manifest_digest, tuple(said.locations)
+        )
+        training.publish(self._hub.state, term, publication)
 
     async def CommitCheckpoint(
         self, request: trainer_pb2.CheckpointCommit, context: object

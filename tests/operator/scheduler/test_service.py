@@ -32,6 +32,7 @@ from roll_wire.session_pb2 import (
     FromWorker,
     Held,
     Ping,
+    PolicyVersion,
     Unit,
 )
 from support.scheduler_process import JOB_UID, SECONDS, Job, Peer, Scheduler, job_document
@@ -76,10 +77,14 @@ def test_a_whole_step_over_the_wire(scheduler: Scheduler) -> None:
         group = f"reset-{sample.unit.group}.-1;"
         assert sample.payload.decode() == f"{group}generate-{own}score-{own}"
         assert (sample.reward, list(sample.group_rewards)) == (0.5, [0.5, 0.5])
-    report = trainer_pb2.StepReport(trainer=job.who(), step=1, metrics={"loss": 0.25})
+    version = PolicyVersion(lineage=1, number=1)
+    report = trainer_pb2.StepReport(
+        trainer=job.who(), step=1, metrics={"loss": 0.25},
+        publication=trainer_pb2.Publication(version=version, manifest_digest="d"),
+    )  # fmt: skip
     scheduler.trainer.ReportStep(report)
     scheduler.trainer.ReportStep(report)  # the answer was lost: said again
-    job.publish(1)
+    assert job.engine.expect("policy").version == version
     progress = scheduler.control.GetProgress(control_pb2.ProgressRequest())
     assert (progress.step, progress.published, progress.checkpoint) == (1, 1, 0)
     assert progress.reward == 0.5 and not progress.finished

@@ -72,14 +72,11 @@ def test_the_order_of_calls_is_the_contract(scheduler: Scheduler, model_folder: 
         "publish 0",
         "acquire 1",
         "report 1",
-        "publish 1",
         "acquire 2",
         "report 2",
-        "publish 2",
         "commit 2",
         "acquire 3",
         "report 3",
-        "publish 3",
         "commit 3",  # the last step is always kept
     ]
 

@@ -31,7 +31,7 @@ def test_a_killed_trainer_and_its_successor_end_with_the_bits_of_an_undisturbed_
     killed.last_batch = 3
     first = killed.start_worker(of)
     other = undisturbed.start_worker(of)
-    killed.wait_for(lambda: "publish 3" in killed.log, SECONDS)
+    killed.wait_for(lambda: "report 3" in killed.log, SECONDS)
     first.kill()
     assert first.wait(SECONDS) == -signal.SIGKILL
     killed.last_batch = 6
@@ -80,7 +80,7 @@ def test_two_ranks_train_what_one_trains(schedulers: Schedulers, model_folder: P
     assert alone.wait(SECONDS) == 0, one.worker_log()
     assert [rank.wait(SECONDS) for rank in ranks] == [0, 0], two.worker_log() + two.worker_log(0, 1)
 
-    assert two.log.count("publish 4") == 1 and two.log.count("commit 4") == 1
+    assert two.log.count("report 4") == 1 and two.log.count("commit 4") == 1
     same = ("actor/pg_loss", "actor/grad_norm", "critic/entropy/mean", "critic/rewards/mean")
     for ours, theirs in zip(two.figures(), one.figures(), strict=True):
         assert {k: ours[k] for k in same} == pytest.approx({k: theirs[k] for k in same}, rel=1e-3)

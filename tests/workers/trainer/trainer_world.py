@@ -269,12 +269,16 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
     def ReportStep(self, request: Any, context: Any) -> Any:
         self.reports.append((request.trainer.term, request.step, dict(request.metrics)))
         self._note(f"report {request.step}", request, context)
+        self._published(request.publication)
         return trainer_pb2.Done()
 
     def PublishVersion(self, request: Any, context: Any) -> Any:
-        self.versions.append((request.version.number, request.manifest_digest))
+        self._published(request)
         self._note(f"publish {request.version.number}", request, context)
         return trainer_pb2.Done()
+
+    def _published(self, said: trainer_pb2.Publication) -> None:
+        self.versions.append((said.version.number, said.manifest_digest))
 
     def CommitCheckpoint(self, request: Any, context: Any) -> Any:
         self._note(f"commit {request.checkpoint.step}", request, context)

@@ -133,7 +133,7 @@ class Trainer:
             self.checkpoints.remove_leftovers(vouched, self.term)
         if self.rank == 0:
             self.recorder = metrics.Recorder(self.output, step)
-            self.announce(step)
+            self.calls.PublishVersion(self.publication(step))
         return step
 
     def acquire(self, step: int) -> bool:
@@ -191,8 +191,11 @@ class Trainer:
             "time/step_total": total,
         }
         if self.rank == 0:
-            self.calls.ReportStep(trainer_pb2.StepReport(step=step, metrics=figures))
-            self.announce(step)
+            self.calls.ReportStep(
+                trainer_pb2.StepReport(
+                    step=step, metrics=figures, publication=self.publication(step)
+                )
+            )
             assert self.recorder is not None
             facts = {"lineage": self.lineage, "weights_digest": self.digest}
             self.recorder.record(step, figures, facts)
@@ -205,7 +208,7 @@ class Trainer:
             written = publish(folder, (self.lineage, version), tensors, self.term, keep=keep)
             self.digest = written.digest
 
-    def announce(self, version: int) -> None:
+    def publication(self, version: int) -> trainer_pb2.Publication:
         number = session_pb2.PolicyVersion(lineage=self.lineage, number=version)
         places = locations(
             self.output / "weights",
@@ -213,8 +216,8 @@ class Trainer:
             self.session.address,
             self.spec.weights.transfer,
         )
-        self.calls.PublishVersion(
-            trainer_pb2.Publication(version=number, manifest_digest=self.digest, locations=places)
+        return trainer_pb2.Publication(
+            version=number, manifest_digest=self.digest, locations=places
         )
 
     def checkpoint(self, step: int) -> None:

@@ -119,7 +119,7 @@ def _download(address: str, policy: Policy, cache: Path, trust: Path | None) -> 
         check(manifest, version, policy.manifest_digest)
         [info] = manifest.files
         # Named by content, so that a rest is only ever continued with bytes of the same file.
-        part = cache / f".{version_name(version)}.{info.sha256[:16]}.part"
+        part = cache / f".{version_name(version)}.{info.content[:16]}.part"
         part.mkdir(parents=True, exist_ok=True)
         _stream(stub, policy, info, part / WEIGHTS)
     write(manifest, part)

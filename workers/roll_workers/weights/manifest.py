@@ -73,16 +73,15 @@ def describe(file: BufferedReader) -> list[TensorInfo]:
 def make(version: Version, file: BufferedReader, term: int) -> Manifest:
     """The manifest of a file that was just written."""
     size = os.fstat(file.fileno()).st_size
-    with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(lambda: hashlib.file_digest(file, "sha256").hexdigest())
-        tensors = describe(file)
+    tensors = describe(file)
+    whole = digest(tensors)
     return Manifest(
         version=PolicyVersion(lineage=version[0], number=version[1]),
         kind=Manifest.FULL,
         tensors=tensors,
-        files=[FileInfo(name=WEIGHTS, size=size, sha256=whole.result())],
+        files=[FileInfo(name=WEIGHTS, size=size, content=_content(file, whole))],
         term=term,
-        digest=digest(tensors),
+        digest=whole,
     )
 
 
@@ -122,7 +121,7 @@ def write(manifest: Manifest, folder: Path) -> None:
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "checksum": t.checksum}
             for t in manifest.tensors
         ],
-        "files": [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in manifest.files],
+        "files": [{"name": f.name, "size": f.size, "content": f.content} for f in manifest.files],
         "term": manifest.term,
         "digest": manifest.digest,
     }
@@ -138,6 +137,13 @@ def read(folder: Path) -> Manifest:
         return Manifest(**json.loads(path.read_text()))
     except (ValueError, TypeError, AttributeError) as error:
         raise CorruptWeights(f"{path} is not a manifest: {error}") from error
+
+
+def _content(file: BufferedReader, whole: str) -> str:
+    """Names the bytes of a file without reading them once more."""
+    file.seek(0)
+    header = file.read(int.from_bytes(file.read(8), "little"))
+    return hashlib.sha256(header + whole.encode()).hexdigest()
 
 
 def _plain(version: PolicyVersion) -> dict[str, int]:
