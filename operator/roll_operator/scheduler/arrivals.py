@@ -138,9 +138,9 @@ def _store(
     block = state.store.append(arrived.payloads)
     packed = record.pack(_fields(arrived, units, block))
     places = zip(repeat(block), accumulate(arrived.sizes, initial=0), arrived.sizes, strict=False)
-    everyone, held = state.leases, worker.leases
+    held = worker.leases
     for number, unit, place in zip(arrived.leases, units, places, strict=True):
-        del everyone[number], held[number]
+        del held[number]
         unit.lease = None
         unit.places.append(place)
         unit.size += place[2]

@@ -41,7 +41,7 @@ def failure(
 ) -> int:
     """A worker reports that it could not bring a unit through its stage."""
     unit = find(state, group, index)
-    held = current(state, worker, lease, unit) if unit is not None else None
+    held = current(worker, lease, unit) if unit is not None else None
     if held is None:
         state.ack(worker.id, [lease], FENCED)
         return FENCED

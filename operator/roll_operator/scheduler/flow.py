@@ -225,8 +225,8 @@ def progress(
     `tokens` counts the turn's tokens from its beginning, so that a partial that is sent again after a
     reconnect does not count twice.
     """
-    held = state.leases.get(lease)
-    if held is None or held.worker != worker.id:
+    held = worker.leases.get(lease)
+    if held is None:
         return
     if tokens > held.tokens:
         held.tokens = tokens

@@ -75,9 +75,9 @@ def hold(state: JobState, leases: Sequence[Lease], worker: Worker) -> None:
     """Make each lease its unit's current one, held by the worker."""
     units = [lease.unit for lease in leases]
     move_units(units, LEASED)
-    everyone, held, residents = state.leases, worker.leases, worker.residents
+    held, residents = worker.leases, worker.residents
     for lease, unit in zip(leases, units, strict=True):
-        unit.lease = everyone[lease.id] = held[lease.id] = lease
+        unit.lease = held[lease.id] = lease
         if unit.company:
             worker.company = min(worker.company, unit.company) if worker.company else unit.company
     here = [unit for unit in units if unit.key in residents] if residents else ()
@@ -89,7 +89,6 @@ def release(state: JobState, lease: Lease) -> None:
     """The lease is over, whatever its outcome; its credit is free again."""
     unit = lease.unit
     unit.lease = None
-    state.leases.pop(lease.id, None)
     worker = state.workers.get(lease.worker)
     if worker is None or worker.leases.pop(lease.id, None) is None:
         return
@@ -136,10 +135,10 @@ def find(state: JobState, group: int, index: int) -> Unit | None:
     return held.units[index] if index < held.size else None
 
 
-def current(state: JobState, worker: Worker, lease: int, unit: Unit | None) -> Lease | None:
+def current(worker: Worker, lease: int, unit: Unit | None) -> Lease | None:
     """The lease if it is the unit's current one, held by this worker."""
-    held = state.leases.get(lease)
-    return held if held is not None and held.worker == worker.id and held.unit is unit else None
+    held = worker.leases.get(lease)
+    return held if held is not None and held.unit is unit else None
 
 
 def adoptable(

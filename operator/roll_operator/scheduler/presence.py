@@ -153,8 +153,8 @@ def _reconcile(
     for item in held:
         claimed.add(item.lease)
         unit = leases.find(state, item.group, item.index)
-        if unit is not None and leases.current(state, worker, item.lease, unit) is not None:
-            state.leases[item.lease].deadline = now + state.settings.no_progress
+        if unit is not None and (lease := leases.current(worker, item.lease, unit)) is not None:
+            lease.deadline = now + state.settings.no_progress
         elif unit is not None and leases.adoptable(
             state, worker, item.lease, unit, item.stage, item.turn
         ):

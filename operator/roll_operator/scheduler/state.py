@@ -216,7 +216,6 @@ class JobState:
     failed_in_row: int = 0
     last_failure: str = ""
     groups: dict[int, Group] = field(default_factory=dict)
-    leases: dict[int, Lease] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     roster: Roster = field(default_factory=Roster)
@@ -248,6 +247,15 @@ class JobState:
     def first_open_step(self) -> int:
         """F: the first step without a recorded batch."""
         return self.formed + 1
+
+    @property
+    def leases(self) -> dict[int, Lease]:
+        """Of all workers, by number: for questions that are asked seldom."""
+        return {
+            number: lease
+            for worker in self.workers.values()
+            for number, lease in worker.leases.items()
+        }
 
     @property
     def held_version(self) -> int | None:
