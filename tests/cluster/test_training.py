@@ -11,7 +11,7 @@ from roll_cluster.project import NAMESPACE as OPERATOR_NAMESPACE
 from roll_cluster.project import REPOSITORY
 from roll_cluster.settings import NODE
 from ruamel.yaml import YAML
-from support.kubernetes import Kubernetes, eventually, roll_cluster
+from support.kubernetes import Kubernetes, Manifest, eventually, roll_cluster
 from support.rljobs import Job, operator_pod, process_of, training
 
 LONG = 1_000_000
@@ -55,14 +55,58 @@ def test_the_example_is_trained_to_its_end(operator: Kubernetes, namespace: str)
     ]
 
 
-def test_two_jobs_of_one_namespace_train_at_once(operator: Kubernetes, namespace: str) -> None:
-    jobs = [Job.apply(operator, namespace, training(f"job-{n}", seed=n)) for n in (1, 2)]
+def test_two_jobs_that_share_a_claim_train_at_once(operator: Kubernetes, namespace: str) -> None:
+    """One was given the claim, which its weights take as well; the other's template mounts it for a file:// URI."""
+    operator.apply(_claim("shared"), namespace=namespace)
+    given = {"storage": {"claim": "shared"}, "weights": {"transfer": "Folder"}}
+    roles = {role: {"replicas": 1} for role in ("inference", "reward", "environment")}
+    roles["trainer"] = {"replicas": 1, "template": _mounting("shared", "/shared")}
+    named = {"storage": {"uri": "file:///shared/team", "ledger": "Claim"}, "roles": roles}
+    jobs = [
+        Job.apply(operator, namespace, training("job-1", seed=1, **given)),
+        Job.apply(operator, namespace, training("job-2", seed=2, **named)),
+    ]
     for job in jobs:
         job.until_phase("Succeeded", 240)
     for job in jobs:
         found = job.verified_ledger()
         assert (found["problems"], found["trained"]) == ([], 10 * 16)
         assert job.restarts() == {}, job.status()["roles"]
+    claims = operator.get("pvc", "-n", namespace)["items"]
+    assert {c["metadata"]["name"]: c["status"]["phase"] for c in claims} == dict.fromkeys(
+        ("job-1-ledger", "job-2-ledger", "shared"), "Bound"
+    )
+    if operator.state is not None:
+        (volume,) = (c["spec"]["volumeName"] for c in claims if c["metadata"]["name"] == "shared")
+        root = operator.state.root / "volumes" / volume
+        kept = sorted(path.parent.relative_to(root) for path in root.rglob("step-*/manifest.json"))
+        second = f"team/job-2/{jobs[1].object()['metadata']['uid']}"
+        assert [str(path).rpartition("-t")[0] for path in kept] == [
+            f"{place}/checkpoints/step-{step}"
+            for place in ("job-1", second)
+            for step in ("000005", "000010")
+        ]
+
+
+def _claim(name: str) -> Manifest:
+    """For many pods of one node: every cluster has such."""
+    asked = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": asked,
+    }
+
+
+def _mounting(claim: str, path: str) -> Manifest:
+    """A template for the trainer's pods."""
+    container = {"name": "trainer", "volumeMounts": [{"name": "given", "mountPath": path}]}
+    volume = {"name": "given", "persistentVolumeClaim": {"claimName": claim}}
+    return {"spec": {"containers": [container], "volumes": [volume]}}
 
 
 @pytest.fixture

@@ -11,15 +11,17 @@ OWN, LEDGER, EMPTY = "sums-storage", "sums-ledger", "emptyDir"
 
 
 def mounted(storage: dict[str, Any], role: str, **spec: Any) -> tuple[str, str | None]:
-    """What lies at ROLL_STORAGE, and in which folder of it."""
+    """What is mounted whole, and in which folder of it the role keeps its files."""
     job = make_job({"spec.storage": storage} | {f"spec.{key}": v for key, v in spec.items()})
     pod = pod_of(job, role)["spec"]
-    (mount,) = (
-        m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/var/lib/roll"
-    )
+    (container,) = pod["containers"]
+    (mount,) = (m for m in container["volumeMounts"] if m["mountPath"] == "/var/lib/roll")
+    assert "subPath" not in mount
     (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
     claim = volume.get("persistentVolumeClaim", {}).get("claimName")
-    return claim or EMPTY, mount.get("subPath")
+    told = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    assert told["ROLL_SOURCE"] == f"{told['ROLL_STORAGE']}/source"
+    return claim or EMPTY, told["ROLL_STORAGE"].removeprefix("/var/lib/roll")[1:] or None
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def mounts(job: RLJob, role: str) -> list[Json]:
         {"name": "roll-trust", "mountPath": TRUST_FOLDER, "readOnly": True},
         {"name": "roll-token", "mountPath": TOKEN_FOLDER, "readOnly": True},
         {"name": "roll-tmp", "mountPath": "/tmp"},
-        storage.mount(job, role),
+        storage.mount(),
     ]
     if role in SERVERS:
         result.append({"name": "roll-tls", "mountPath": TLS_FOLDER, "readOnly": True})

@@ -8,7 +8,7 @@ from roll_api.roles import Gpu, Role
 
 from roll_operator.plan.desired import grace_of
 from roll_operator.plan.model import SCHEDULER, StartPod
-from roll_operator.plan.objects import files, gpu, placement
+from roll_operator.plan.objects import files, gpu, placement, storage
 from roll_operator.plan.objects.cluster import (
     ATTEMPT_LABEL,
     INDEX_LABEL,
@@ -170,6 +170,7 @@ def _resources(cluster: Cluster, name: str, given: Resources, role: Role | None)
 
 def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
     """What the planner tells every process, with the addresses and files of a cluster."""
+    folder = storage.folder(job, start.role)
     values = (
         {"HOME": "/tmp"}
         | dict(start.env)
@@ -178,6 +179,8 @@ def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
             "ROLL_TOKEN": f"{files.TOKEN_FOLDER}/token",
             "ROLL_HOST": host(job, start.name),
             "ROLL_METRICS_PORT": str(METRICS_PORT),
+            "ROLL_STORAGE": folder,
+            "ROLL_SOURCE": f"{folder}/source",
         }
     )
     if start.role in files.SERVERS:

@@ -29,10 +29,15 @@ def volume(job: RLJob, role: str) -> dict[str, Any]:
     return {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}}
 
 
-def mount(job: RLJob, role: str) -> dict[str, Any]:
-    """Jobs that were given the same claim have a folder each, and do not see each other's."""
+def mount() -> dict[str, Any]:
+    return {"name": VOLUME, "mountPath": STORAGE}
+
+
+def folder(job: RLJob, role: str) -> str:
+    """Where the role's files are. Jobs that were given the same claim have a folder each, which a worker makes: one
+    that a kubelet makes (`subPath`) belongs to root where volumes know no fsGroup, and nobody could write there."""
     given = role != SCHEDULER and _claim_of(job, role) == job.spec.storage.claim is not None
-    return {"name": VOLUME, "mountPath": STORAGE} | ({"subPath": job.name} if given else {})
+    return f"{STORAGE}/{job.name}" if given else STORAGE
 
 
 def _claim_of(job: RLJob, role: str) -> str | None:
