@@ -175,6 +175,8 @@ def test_a_job_whose_ledger_is_lost_goes_on_from_its_checkpoint(
     job.until("has a checkpoint", lambda status: status.get("checkpoint", 0) > 0, 180)
     job.kubectl("delete", "pod", "sums-scheduler-0", "--wait=false")
     eventually("LedgerLost", lambda: condition(job, "LedgerLost")[0] == "True", 120)
+    # The new ledger knows of none until the trainer has saved what it goes on from.
+    job.until("has one again", lambda status: status.get("checkpoint", 0) > 0)
     kept = job.status()["checkpoint"]
     job.until(
         "trains beyond its checkpoint",
