@@ -126,16 +126,17 @@ def test_grouped_heads_and_tied_embeddings_decode_as_generate_does(tmp_path: Pat
     assert_greedy_equals_generate(tmp_path, vocabulary=40)
 
 
-def tiny_llama(where: Path) -> Path:
+def tiny_llama(where: Path, vocabulary: int = 40, width: int = 8) -> Path:
     """Grouped heads, tied embeddings, positions scaled as in Llama 3, and norms that are not 1."""
     torch.manual_seed(7)
     config = LlamaConfig(
-        vocab_size=40,
+        vocab_size=vocabulary,
         hidden_size=48,
         intermediate_size=64,
         num_hidden_layers=3,
         num_attention_heads=6,
         num_key_value_heads=2,
+        head_dim=width,
         initializer_range=0.2,
         tie_word_embeddings=True,
         rope_scaling={
@@ -156,17 +157,22 @@ def tiny_llama(where: Path) -> Path:
 
 
 @pytest.mark.parametrize("looked_up", [True, False])
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "llama of few tokens"])
 def test_the_written_out_passes_give_the_log_probs_of_the_library(
     folder: Path, tmp_path: Path, family: str, looked_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looked_up:
         monkeypatch.setattr("roll_workers.inference.engines.llama.LOOKED_UP", 0)
-    where = folder if family == "qwen2" else tiny_llama(tmp_path)
+    where = {
+        "qwen2": lambda: folder,
+        "llama": lambda: tiny_llama(tmp_path),
+        "llama of few tokens": lambda: tiny_llama(tmp_path, vocabulary=15, width=16),
+    }[family]()
     ours = TransformersEngine.from_folder(where, slots=5, stride=7)
     library = TransformersEngine.from_folder(where, slots=5, stride=7)
     library._passes = Generic(library.model, 5)
     assert isinstance(ours._passes, Llama)
+    assert ours._passes.shares == (looked_up and family != "llama")
     given = prompts(11)
     requests = [Request(i, p, seed=i, max_new_tokens=5 + 9 * (i % 5)) for i, p in enumerate(given)]
     a, b = run(ours, requests), run(library, requests)

@@ -4,6 +4,8 @@ Query, key and value are one matrix product, gate and up another; prompts are pa
 attention sees padding; the first layer's projections are looked up, since its input is the token alone. Into
 the matrix of query, key and value go the norm before it and the scale of the scores; its rows are put so that
 the two halves of a pair lie side by side, which makes the rotation one complex product and changes no score.
+With a vocabulary no larger than a head, the first layer's cache holds tokens instead of values: attention adds
+up the shares of each token, and values and output projection are one small matrix, of all heads and tokens.
 
 Invariants:
 - gate and up of the model are views into their fused matrix, query, key and value are copied by `changed`:
@@ -31,10 +33,10 @@ LEFT_OVER = 8  # blocks are dropped when no sequence needs more than an eighth o
 
 
 class _Block:
-    """Keys and values of some positions of all slots, [slots, groups, positions, width]."""
+    """Keys and values of some positions of all slots, [slots, groups, positions, width] each."""
 
-    def __init__(self, *shape: int) -> None:
-        keys, values = torch.zeros(shape), torch.zeros(shape)
+    def __init__(self, slots: int, positions: int, *sizes: tuple[int, int]) -> None:
+        keys, values = (torch.zeros(slots, groups, positions, width) for groups, width in sizes)
         self.pair = keys, values
         self.written = keys.numpy(), values.numpy()
         self.keys, self.values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
@@ -57,15 +59,23 @@ class Llama:
         turned = torch.arange(self.turned)[:, None] * self.width + side_by_side
         straight = torch.arange(self.groups * self.width) + turned.numel()
         self.order = torch.cat([turned.reshape(-1), straight])
+        self.projections = [layer.self_attn.o_proj.weight.t() for layer in self.layers]
         self.after = [
             (
-                layer.self_attn.o_proj.weight.t(),
                 layer.post_attention_layernorm.weight,
                 _fused(layer.mlp.gate_proj, layer.mlp.up_proj).t(),
                 layer.mlp.down_proj.weight.t(),
             )
             for layer in self.layers
         ]
+        vocabulary = model.model.embed_tokens.weight.shape[0]
+        padded = -(-vocabulary // 16) * 16  # products with odd sizes take up to three times as long
+        self.shares = padded <= min(self.width, LOOKED_UP)
+        usual = (self.groups, self.width)
+        self.sizes = [(usual, usual) for _ in self.layers]  # groups and width of keys and of values
+        if self.shares:
+            self.sizes[0] = usual, (1, padded)
+            self.tokens = np.eye(vocabulary, padded, dtype=np.float32)[:, None]
         self.capacity = 0
         self.edges = [0]  # of the blocks, in positions
         self.blocks: list[list[_Block]] = [[] for _ in self.layers]
@@ -77,6 +87,14 @@ class Llama:
         self.first = None
         if embeddings.shape[0] <= LOOKED_UP:
             self.first = self._project(0, embeddings)
+        self.out = self.projections.copy()
+        if self.shares:
+            assert self.first is not None
+            values = self.first[:, self.turned * self.width :].unflatten(1, (self.groups, -1))
+            out = self.out[0].unflatten(0, (self.groups, -1, self.width))
+            mixed = values.transpose(0, 1)[:, None] @ out  # [groups, heads of each, tokens, states]
+            mixed = F.pad(mixed, (0, 0, 0, self.sizes[0][1][1] - mixed.shape[2]))
+            self.out[0] = mixed.flatten(0, 2)
 
     def fit(self, positions: int) -> None:
         """Make room for sequences of this length; give room back when they have become much shorter."""
@@ -85,8 +103,8 @@ class Llama:
             return
         while self.edges[-1] < wanted:
             end = capacity_for(self.edges[-1] + 1)
-            for blocks in self.blocks:
-                blocks.append(_Block(self.slots, self.groups, end - self.edges[-1], self.width))
+            for blocks, sizes in zip(self.blocks, self.sizes, strict=True):
+                blocks.append(_Block(self.slots, end - self.edges[-1], *sizes))
             self.edges.append(end)
         while len(self.edges) > 2 and self.edges[-2] >= wanted:
             self.edges.pop()
@@ -131,12 +149,17 @@ class Llama:
                 .transpose(1, 2)
                 .split((self.heads, self.groups, self.groups), 1)
             )
+            new = k.numpy(), v.numpy()
+            if number == 0 and self.shares:
+                said = np.zeros(count * longest, np.int64)
+                said[slice(None) if place is None else place.numpy()] = ids.numpy()
+                new = k.numpy(), self.tokens[said.reshape(count, longest), 0][:, None]
             # numpy's assignment takes a fifth of the time of torch's, here and in `decode`.
             for begin, block in zip(self.edges, self.blocks[number], strict=False):
                 if begin < longest:
-                    for written, new in zip(block.written, (k.numpy(), v.numpy()), strict=True):
+                    for written, made in zip(block.written, new, strict=True):
                         end = min(longest, begin + written.shape[2])
-                        written[rows, :, : end - begin] = new[of, :, begin:end]
+                        written[rows, :, : end - begin] = made[of, :, begin:end]
             # What pads a prompt lies behind it: causal attention never sees it.
             o = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=1.0, enable_gqa=self.groups != self.heads
@@ -147,7 +170,7 @@ class Llama:
                 o = o[torch.from_numpy(np.arange(count) * longest + lengths - 1)]
             elif place is not None:
                 o = o.index_select(0, place)
-            x = self._after_attention(number, x, o)
+            x = self._after_attention(number, x, o, self.projections[number])
         return self._logits(x)
 
     def decode(self, last: Indices, positions: Indices) -> Tensor:
@@ -165,17 +188,22 @@ class Llama:
         for number, blocks in enumerate(self.blocks):
             qkv = self._qkv(number, x, ids, rotation)
             q = qkv[:, : self.heads].reshape(pairs, share, self.width)
-            new = qkv.numpy()
+            made = qkv.numpy()
+            new_keys, new_values = made[:, self.heads : self.turned], made[:, self.turned :]
+            if number == 0 and self.shares:
+                new_values = self.tokens[last]
             for block, of, at in places:
                 keys, values = blocks[block].written
-                keys[of, :, at] = new[of, self.heads : self.turned]
-                values[of, :, at] = new[of, self.turned :]
+                keys[of, :, at] = new_keys[of]
+                values[of, :, at] = new_values[of]
             scores = torch.cat([torch.bmm(q, b.keys[:pairs]) for b in blocks[: len(used)]], -1)
-            p = scores.view(count, self.heads, -1).add_(mask).softmax(-1).view(scores.shape)
-            o = torch.zeros(q.shape)
+            p = scores.view(count, self.heads, -1).add_(mask).softmax(-1)
+            groups, width = self.sizes[number][1]
+            p = p.view(count * groups, self.heads // groups, -1)
+            o = torch.zeros(*p.shape[:2], width)
             for (begin, end), b in zip(used, blocks, strict=False):
-                o.baddbmm_(p[..., begin:end], b.values[:pairs])
-            x = self._after_attention(number, x, o.view(count, -1))
+                o.baddbmm_(p[..., begin:end], b.values[: len(p)])
+            x = self._after_attention(number, x, o.view(count, -1), self.out[number])
         return self._logits(x)
 
     def _places(self, positions: Indices) -> list[tuple[int, Indices | slice, Indices | int]]:
@@ -217,8 +245,8 @@ class Llama:
         bias[: self.heads * self.width] *= self.scaling
         return weight, bias
 
-    def _after_attention(self, number: int, x: Tensor, o: Tensor) -> Tensor:
-        out, norm, gate_up, down = self.after[number]
+    def _after_attention(self, number: int, x: Tensor, o: Tensor, out: Tensor) -> Tensor:
+        norm, gate_up, down = self.after[number]
         x = torch.addmm(x, o, out)
         gate, up = torch.mm(self._normed(x).mul_(norm), gate_up).chunk(2, 1)
         return torch.addmm(x, F.silu(gate).mul_(up), down)
