@@ -22,10 +22,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 
 import fleet
 import uvloop
-from audit import Write, busiest_second, read, replacements
+from audit import CALLS, Write, busiest_second, read, replacements, timeline
 from kubernetes.aio import client, config
 from roll_cluster import ClusterError
 from roll_operator.controller.cluster.api import CONNECTIONS, Api
@@ -94,8 +95,9 @@ async def guarded(world: World, work: Awaitable[None]) -> None:
 
     async def look() -> None:
         while True:
-            await asyncio.sleep(1)
             world.check()
+            world.spent.append((time.time(), world.cpu()))
+            await asyncio.sleep(1)
 
     tasks = {asyncio.ensure_future(work), asyncio.ensure_future(look())}
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -106,20 +108,23 @@ async def guarded(world: World, work: Awaitable[None]) -> None:
         task.result()
 
 
-async def bare(world: World, jobs: int, got: Figures) -> None:
+async def bare(world: World, jobs: int, got: Figures, args: argparse.Namespace) -> None:
     cluster = Cluster(
         "roll-operator:benchmark", "roll-worker:benchmark", SYSTEM, OPERATOR, pod_group_api=None
     )
-    made = [fleet.objects(number, cluster) for number in range(jobs)]
-    world.rest()
-    show = Shown(f"bare creator, {jobs:,} jobs")
     async with api(world) as admin:
+        keys = await admin.get("/openid/v1/jwks", accept="application/jwk-set+json")
+        made = [fleet.objects(number, cluster, json.dumps(keys)) for number in range(jobs)]
+        world.rest()
+        show = Shown(f"bare creator, {jobs:,} jobs")
         before, began = world.cpu(), time.time()
         seen = all_ready(world, "/api/v1/pods", jobs * fleet.PODS, show)
         await asyncio.gather(fleet.create(admin, made), seen)
-        ready = time.time()
+        ready, after = time.time(), world.cpu()
     writes = [w for w in read(world.server.audit_log) if w.user == BENCHMARK and w.asked >= began]
-    fill(got, world, before, began, ready, writes)
+    fill(got, after, before, began, ready, writes)
+    if args.timeline:
+        tell(world, began, ready)
 
 
 async def operated(world: World, jobs: int, got: Figures, args: argparse.Namespace) -> None:
@@ -130,10 +135,12 @@ async def operated(world: World, jobs: int, got: Figures, args: argparse.Namespa
         before, began = world.cpu(), time.time()
         seen = all_ready(world, "/apis/roll.dev/v1alpha1/rljobs", jobs, show)
         await asyncio.gather(fleet.submit(admin, jobs), seen)
-        ready = time.time()
+        ready, after = time.time(), world.cpu()
         writes = [w for w in read(world.server.audit_log) if w.user == OPERATOR]
-        fill(got, world, before, began, ready, writes)
+        fill(got, after, before, began, ready, writes)
         got.rss_mb, got.rss_peak_mb = world.memory("operator")
+        if args.timeline:
+            tell(world, began, ready)
         if args.steady:
             await steady(world, args.steady, got)
         if args.failures:
@@ -143,13 +150,12 @@ async def operated(world: World, jobs: int, got: Figures, args: argparse.Namespa
 
 def fill(
     got: Figures,
-    world: World,
+    after: dict[str, float],
     before: dict[str, float],
     began: float,
     ready: float,
     writes: list[Write],
 ) -> None:
-    after = world.cpu()
     got.cpu_s = {name: round(after[name] - before[name], 1) for name in after}
     writes = [w for w in writes if w.kind != "leases" and w.answered <= ready]
     pods = [w.answered for w in writes if (w.verb, w.kind, w.code) == ("create", "pods", 201)]
@@ -213,6 +219,18 @@ async def api(world: World) -> AsyncIterator[Api]:
         await result.close()
 
 
+def tell(world: World, began: float, ready: float) -> None:
+    """Calls by the second, and the cores that each process had."""
+    print(timeline(read(world.server.audit_log, CALLS), began, ready), file=sys.stderr)
+    for (start, before), (end, after) in pairwise(world.spent):
+        if began - 1 < start < ready:
+            cores = (
+                (name, (after[name] - before.get(name, 0.0)) / (end - start)) for name in after
+            )
+            row = ", ".join(f"{name} {share:.2f}" for name, share in cores)
+            print(f"{start - began:7.1f} s: {row}", file=sys.stderr)
+
+
 def show(got: Figures) -> None:
     print(
         f"\n{got.side}, {got.jobs:,} jobs, load {got.load_before:.1f} before\n"
@@ -226,8 +244,8 @@ def show(got: Figures) -> None:
             f"  memory {got.rss_mb:.0f} MB, at most {got.rss_peak_mb:.0f} MB"
         )
     spent = sum(got.cpu_s.values())
-    shares = (f"{name} {cpu:.0f} s ({cpu / spent:.0%})" for name, cpu in got.cpu_s.items())
-    print(f"  CPU: {', '.join(shares)}")
+    shares = (f"{name} {cpu:.1f} s ({cpu / spent:.0%})" for name, cpu in got.cpu_s.items())
+    print(f"  CPU {spent:.1f} s: {', '.join(shares)}")
     if got.steady:
         print("  steady: " + ", ".join(f"{k} {v:.2f}" for k, v in got.steady.items()))
     if got.failures:
@@ -248,6 +266,7 @@ def main() -> int:
     parser.add_argument("--without-bare", action="store_true")
     parser.add_argument("--without-operator", action="store_true")
     parser.add_argument("--profile", default="", help="command before the operator's own")
+    parser.add_argument("--timeline", action="store_true", help="calls, and what each second saw")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -260,7 +279,7 @@ def main() -> int:
             with World(args.jobs * fleet.PODS) as world:
                 world.create(*fleet.homes(args.jobs))
                 run = (
-                    bare(world, args.jobs, got)
+                    bare(world, args.jobs, got, args)
                     if side == "bare creator"
                     else operated(world, args.jobs, got, args)
                 )

@@ -13,6 +13,7 @@ from roll_api import RLJob
 from roll_cluster.kwok import TOLERATION
 from roll_operator.controller.cluster import paths, trust
 from roll_operator.controller.cluster.api import Api
+from roll_operator.controller.cluster.supports import digest_of, signed
 from roll_operator.plan import Observed, StartPod, plan
 from roll_operator.plan.objects import Cluster, pod, support
 from roll_operator.plan.objects.cluster import site
@@ -88,14 +89,15 @@ def at_rest() -> Manifest:
     return manifest
 
 
-def objects(number: int, cluster: Cluster) -> tuple[list[Manifest], list[Manifest]]:
-    """What the operator would create for a job: what stands beside its pods, and the pods."""
+def objects(number: int, cluster: Cluster, keys: str) -> tuple[list[Manifest], list[Manifest]]:
+    """What the operator would create for a job: what stands beside its pods, and the pods. `keys`: the cluster's."""
     manifest = rljob(number)
     manifest["metadata"]["uid"] = f"00000000-0000-4000-8000-{number:012d}"
     job = RLJob.from_json(json.dumps(manifest))
     pair = certificates.make(certificates.names(job.name, job.metadata.namespace), time.time())
-    trusted = trust.Trust(pair.certificate, json.dumps({"keys": []}), pair.serial, 0.0)
-    beside = [trust.secret_of(job, pair), trust.config_map(job, trusted), *support(job, cluster)]
+    trusted = trust.Trust(pair.certificate, keys, pair.serial, 0.0)
+    made = [trust.config_map(job, trusted), *support(job, cluster)]
+    beside = [trust.secret_of(job, pair), *(signed(m, digest_of(m)) for m in made)]
     planned = plan(job, Observed(), time.time(), replace(site(job), keeps_ended=True))
     starts = [action for action in planned.actions if isinstance(action, StartPod)]
     pods = [pod(job, start, cluster, pair.serial, starting=False) for start in starts]

@@ -63,6 +63,8 @@ class World:
             "etcd": self.server.etcd,
             "kube-apiserver": self.server.server,
         }
+        self.spent: list[tuple[float, dict[str, float]]] = []
+        """When, and `cpu` then."""
 
     def __enter__(self) -> Self:
         try:

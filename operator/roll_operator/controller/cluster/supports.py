@@ -75,17 +75,17 @@ class Supports:
         self._known = found
 
     async def _ensure(self, entry: JobEntry, manifest: Manifest) -> None:
-        digest, identity = _hash(manifest), _identity(manifest)
+        digest, identity = digest_of(manifest), _identity(manifest)
         objects = self._known.setdefault(entry.uid, {})
         known = objects.get(identity)
         if known is not None and (known[0] == digest or _is_kept(manifest)):
             return
-        signed = _signed(manifest, digest)
+        marked = signed(manifest, digest)
         if known is None:
-            known = objects[identity] = await self._create(entry, signed)
+            known = objects[identity] = await self._create(entry, marked)
             if known[0] == digest or _is_kept(manifest):
                 return
-        objects[identity] = await self._mend(entry, signed, known[1])
+        objects[identity] = await self._mend(entry, marked, known[1])
 
     async def _create(self, entry: JobEntry, manifest: Manifest) -> tuple[str, str]:
         """Hash and uid of the object that is there now, made here or before."""
@@ -160,12 +160,12 @@ def _identity(manifest: Manifest) -> Identity:
     return manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
 
 
-def _hash(manifest: Manifest) -> str:
+def digest_of(manifest: Manifest) -> str:
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _signed(manifest: Manifest, digest: str) -> Manifest:
+def signed(manifest: Manifest, digest: str) -> Manifest:
     metadata = manifest["metadata"]
     annotations = {**(metadata.get("annotations") or {}), HASH: digest}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
