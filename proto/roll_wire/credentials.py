@@ -25,11 +25,14 @@ class _Bearer(grpc.AuthMetadataPlugin):
         self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
     ) -> None:
         try:
-            token = self._token.read_text().strip()
+            callback(shown(self._token), None)
         except OSError as error:
             callback((), error)
-        else:
-            callback(((AUTHORIZATION, SCHEME + token),), None)
+
+
+def shown(token: Path) -> tuple[tuple[str, str]]:
+    """The metadata of a call by the owner of the token."""
+    return ((AUTHORIZATION, SCHEME + token.read_text().strip()),)
 
 
 def client(roots: bytes, token: Path | None = None) -> grpc.ChannelCredentials:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-from roll_wire import control_pb2, control_pb2_grpc
+from roll_wire import control_pb2, control_pb2_grpc, credentials
 from roll_wire.channel import CLIENT_OPTIONS
 
 from roll_operator.plan import Held, Pod, Progress
@@ -24,14 +25,17 @@ class SchedulerLink:
     """Never raises for a scheduler that is away: that is a fact to plan with, not an error."""
 
     def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials | None = None, name: str = ""
+        self, address: str, roots: bytes | None = None, name: str = "", token: Path | None = None
     ) -> None:
-        """`name` is the one in the scheduler's certificate, where the address is another."""
-        if credentials is None:
+        """With `roots`, TLS with whom they vouch for: `name` is the one in the scheduler's certificate, and `token`
+        a file that is read and shown with every call (gRPC's own way of doing that starts a thread each time)."""
+        self._token = token if roots is not None else None
+        if roots is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
-            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+            trusting = credentials.client(roots)
+            self._channel = grpc.aio.secure_channel(address, trusting, options=options)
         self._control = control_pb2_grpc.ControlAsyncStub(self._channel)
         self._closed = False
 
@@ -64,8 +68,9 @@ class SchedulerLink:
         if self._closed:
             return None
         try:
-            return await method(message, timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError:
+            shown = credentials.shown(self._token) if self._token else ()
+            return await method(message, timeout=CALL_SECONDS, metadata=shown)
+        except (grpc.aio.AioRpcError, OSError):
             return None
         except asyncio.CancelledError:
             # A channel that is closed cancels the calls on their way; who waits for them was not cancelled.

@@ -115,6 +115,39 @@ def test_a_scheduler_hears_every_change_and_all_of_it_after_a_restart(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("all_ready", [True, False])
+def test_while_new_jobs_wait_only_those_are_asked_often_that_are_not_ready(
+    monkeypatch: pytest.MonkeyPatch, all_ready: bool
+) -> None:
+    async def scenario() -> None:
+        scheduler, asked = FakeScheduler(), 0
+
+        def step() -> int:
+            nonlocal asked
+            asked += 1
+            return 3
+
+        scheduler.step, scheduler.all_ready = step, all_ready
+        server = await serve(scheduler, "127.0.0.1:17171")
+        clock = asyncio.get_running_loop().time
+        pool = LinkPool(lambda key: None, "", lambda: 7, clock, busy=lambda: True)
+        running = asyncio.create_task(pool.run())
+        pool.point("ns/sums", target("a"))
+        async with asyncio.timeout(30):
+            await until(lambda: asked > (0 if all_ready else 5))
+        await asyncio.sleep(0.3)
+        assert asked == 1 or not all_ready
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await pool.close()
+        await server.stop(0)
+
+    monkeypatch.setattr(links, "PORT", 17171)
+    monkeypatch.setattr(links, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(links, "BUSY_POLLS_PER_SECOND", 0.01)
+    asyncio.run(scenario())
+
+
 class Pondering(FakeScheduler):
     """Takes its time with every answer."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from roll_operator.trust.credentials import operator_credentials
+from roll_operator.controller.link import SchedulerLink
 from roll_wire import PROTOCOL, credentials, session_pb2_grpc, trainer_pb2
 from roll_wire.control_pb2 import Pod, Pods, ProgressRequest
 from roll_wire.control_pb2_grpc import ControlStub
@@ -41,7 +42,7 @@ class Door(Scheduler):
     def channel(self) -> grpc.Channel:
         """The operator's."""
         token = self.pki.token("operator", self.pki.issuer.operator())
-        return self.keep(operator_credentials(self.pki.roots, token))
+        return self.keep(credentials.client(self.pki.roots, token))
 
     def keep(self, trusting: grpc.ChannelCredentials) -> grpc.Channel:
         options = [*PLAIN, ("grpc.initial_reconnect_backoff_ms", 50)]
@@ -119,6 +120,21 @@ def sync(channel: grpc.Channel) -> None:
 
 def says(**said: Any) -> Any:
     return lambda channel: session(channel, **said)
+
+
+def test_the_operators_line_shows_its_token_as_it_is_now(door: Door) -> None:
+    token = door.pki.token("line", door.pki.issuer.pod("uid-reward"))
+
+    async def history() -> None:
+        link = SchedulerLink(f"127.0.0.1:{door.port}", door.pki.roots, "localhost", token)
+        assert await link.progress() is None, "a pod's token opens no door of the operator's"
+        token.write_text(door.pki.issuer.operator())
+        assert await link.progress() is not None
+        token.unlink()
+        assert await link.progress() is None
+        await link.close()
+
+    asyncio.run(asyncio.wait_for(history(), SECONDS))
 
 
 MINE, STRANGER = Issuer(), Issuer("stranger")

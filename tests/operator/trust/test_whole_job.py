@@ -21,7 +21,7 @@ import pytest
 from roll_api import RLJob
 from roll_operator.scheduler.audit import verify
 from roll_operator.scheduler.settings import Settings
-from roll_operator.trust.credentials import operator_credentials
+from roll_wire import credentials
 from roll_wire.control_pb2 import JobProgress, Pod, Pods, ProgressRequest
 from roll_wire.control_pb2_grpc import ControlStub
 from support.minted import JOB_UID, OPERATOR, Pki
@@ -68,7 +68,7 @@ class Processes:
         token = self.pki.token("operator", self.pki.issuer.operator())
         channel = grpc.secure_channel(
             f"localhost:{self.port}",
-            operator_credentials(self.pki.roots, token),
+            credentials.client(self.pki.roots, token),
             [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)],
         )
         self.control = ControlStub(channel)

@@ -2,7 +2,7 @@
 
 Invariants: only the word of the scheduler pod that runs now counts; a scheduler hears of every change of the
 job's pods, of all of them again when it restarted, and now and then in any case. Calls are spread over time:
-with many jobs each is asked less often.
+with many jobs each is asked less often, and less again while new jobs wait and all workers of this one are ready.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from roll_operator.controller.cluster import metrics
 from roll_operator.controller.cluster.queue import WorkQueue
 from roll_operator.controller.link import SchedulerLink
 from roll_operator.plan import Pod, Progress
-from roll_operator.trust.credentials import operator_credentials
 
 POLL_SECONDS = 2.0
 POLLS_PER_SECOND = 50.0
 """Over all jobs."""
+BUSY_POLLS_PER_SECOND = 20.0
+"""Of those that are ready, while new jobs wait."""
 SHOW_SECONDS = 10.0
 SHOWS_PER_SECOND = 20.0
 """New figures of a job are passed on this often, and of all jobs not more than can be written."""
@@ -77,8 +78,10 @@ class LinkPool:
         token: str,
         term: Callable[[], int],
         clock: Callable[[], float],
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._changed, self._term, self._clock = changed, term, clock
+        """`busy`: new jobs wait."""
+        self._changed, self._term, self._clock, self._busy = changed, term, clock, busy
         self._token = Path(token) if token else None
         self._lines: dict[str, _Line] = {}
         self._queue = WorkQueue(clock)
@@ -150,7 +153,8 @@ class LinkPool:
         if decisive != line.decisive or self._shows(line):
             line.decisive, line.shown, line.shown_at = decisive, line.progress, self._clock()
             self._changed(key)
-        spread = max(POLL_SECONDS, len(self._lines) / POLLS_PER_SECOND)
+        rate = BUSY_POLLS_PER_SECOND if self._busy() and _settled(line) else POLLS_PER_SECOND
+        spread = max(POLL_SECONDS, len(self._lines) / rate)
         self._queue.add_after(key, spread * random.uniform(0.8, 1.2))
 
     def _shows(self, line: _Line) -> bool:
@@ -172,9 +176,7 @@ class LinkPool:
         address = f"[{target.ip}]:{PORT}" if ":" in target.ip else f"{target.ip}:{PORT}"
         if self._token is None:
             return SchedulerLink(address)
-        return SchedulerLink(
-            address, operator_credentials(target.bundle, self._token), name=target.name
-        )
+        return SchedulerLink(address, target.bundle, target.name, self._token)
 
     def _drop(self, key: str, line: _Line) -> None:
         del self._lines[key]
@@ -186,6 +188,11 @@ class LinkPool:
 
 def _same_line(a: Target, b: Target) -> bool:
     return (a.job_uid, a.scheduler, a.ip, a.bundle) == (b.job_uid, b.scheduler, b.ip, b.bundle)
+
+
+def _settled(line: _Line) -> bool:
+    known = line.progress
+    return known is not None and all(pod.uid in known.ready for pod in line.target.current)
 
 
 def _decisive(progress: Progress | None) -> tuple[object, ...]:
