@@ -70,7 +70,10 @@ def test_a_pod_that_fails_is_counted_once_and_replaced_with_its_last_words(
     failure = status["roles"]["reward"]["lastFailure"]
     assert (failure["uid"], failure["exitCode"]) == (before["metadata"]["uid"], 1)
     assert failure["message"] == "the scorer is broken"
-    told = [e for e in world.events(namespace) if "sums-reward-0" in e["message"]]
+    told = eventually(
+        "an Event",
+        lambda: [e for e in world.events(namespace) if "sums-reward-0" in e["message"]],
+    )
     assert len(told) == 1, told
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from roll_operator.controller.cluster.bucket import TokenBucket
-from roll_operator.controller.cluster.queue import LONGEST_BACK_OFF, WorkQueue
+from roll_operator.controller.cluster.queue import LONGEST_BACK_OFF, NEW_AT_ONCE, WorkQueue
 
 
 @dataclass
@@ -63,6 +63,22 @@ def test_a_key_is_due_at_the_earliest_of_its_times(clock: Clock) -> None:
     queue.done("a")
     clock.now += 1000
     assert queue.take() is None
+
+
+def test_new_keys_never_have_all_workers(clock: Clock) -> None:
+    queue = WorkQueue(clock)
+    queue.add("old")
+    queue.take()
+    queue.done("old")
+    for number in range(NEW_AT_ONCE + 1):
+        queue.add(f"new-{number}")
+    taken = [queue.take() for _ in range(NEW_AT_ONCE)]
+    assert taken == [f"new-{number}" for number in range(NEW_AT_ONCE)]
+    assert queue.take() is None, "who is free now waits for what is urgent"
+    queue.add("old")
+    assert queue.take() == "old"
+    queue.done("new-3")
+    assert queue.take() == f"new-{NEW_AT_ONCE}"
 
 
 def test_failures_wait_twice_as_long_each_time_and_alone(clock: Clock) -> None:

@@ -97,6 +97,23 @@ def test_an_older_version_changes_nothing_and_is_no_news() -> None:
     assert store.pods("ns/sums", "job")[0].pod.phase is PodPhase.RUNNING
 
 
+def test_pods_that_come_up_are_looked_at_soon_and_those_that_end_at_once() -> None:
+    soon: list[str] = []
+    at_once: list[str] = []
+    store = Store(at_once.append, soon.append)
+    store.put_pod(facts(version=1))
+    store.put_pod(facts(version=2, spec={"nodeName": "n1"}))
+    store.put_pod(facts(version=3, status={"phase": "Running"}))
+    assert (len(soon), at_once) == (3, [])
+    container = {"name": "reward", "restartCount": 1}
+    again = {"phase": "Running", "containerStatuses": [container]}
+    store.put_pod(facts(version=4, status=again))
+    store.put_pod(facts(version=5, status=ended(1)))
+    store.drop_pod("ns/sums", "u1")
+    store.put_pod(facts("u2", version=6, status=again))
+    assert (len(soon), len(at_once)) == (3, 4)
+
+
 def test_a_deleted_pod_never_comes_back() -> None:
     store = Store(lambda key: None)
     store.put_pod(facts(version=5))

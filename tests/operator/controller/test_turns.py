@@ -97,6 +97,13 @@ def test_in_a_crowd_who_is_on_its_way_waits_and_is_written_once_when_it_arrives(
     asyncio.run(history())
 
 
+def test_while_new_jobs_wait_who_is_on_its_way_stands_in_line_and_who_arrives_does_not() -> None:
+    turns = Turns(stopped(RATE), lambda key: None, busy=lambda: True)
+    assert not turns.take("a", ON_ITS_WAY)
+    assert turns.take("b", ARRIVED)
+    assert turns.take("a", ARRIVED)
+
+
 def test_a_large_crowd_waits_longer_and_one_that_has_gone_holds_up_nobody() -> None:
     called: list[str] = []
     bucket, now = TokenBucket(1000.0, RATE), [0.0]

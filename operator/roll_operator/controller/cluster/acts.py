@@ -87,7 +87,7 @@ class Acts:
                 case Restarted():
                     metrics.RESTARTS.labels(action.role, str(action.counted).lower()).inc()
                 case Announce():
-                    await self._events.tell(entry, action)
+                    self._events.tell(entry, action)
         record = result.record
         if record.finished or record.failure is not None or record.closing:
             return self._note_refusals(entry, {})

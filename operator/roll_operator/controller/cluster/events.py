@@ -2,9 +2,11 @@
 
 An Event's name is made from what it tells about: told again by an operator that was killed in between, or after an
 act that failed, it is the same Event, and the API server says that it is there already. The same words about
-another transition are another Event, also where no status was written in between.
+another transition are another Event, also where no status was written in between. Nobody waits for an Event: a
+failed pod's replacement least of all.
 """
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -12,8 +14,9 @@ from collections.abc import Callable
 
 from roll_api import API_VERSION
 
-from roll_operator.controller.cluster.api import Api
-from roll_operator.controller.cluster.errors import AlreadyExists, ApiError
+from roll_operator.controller.cluster import paths
+from roll_operator.controller.cluster.api import Api, Manifest
+from roll_operator.controller.cluster.errors import AlreadyExists, ApiError, NotLeader
 from roll_operator.controller.cluster.store import JobEntry
 from roll_operator.plan import Announce
 from roll_operator.plan.status import timestamp
@@ -27,15 +30,23 @@ log = logging.getLogger(__name__)
 class Events:
     def __init__(self, api: Api, identity: str, wall: Callable[[], float] = time.time) -> None:
         self._api, self._identity, self._wall = api, identity, wall
+        self._on_their_way: set[asyncio.Task[None]] = set()
 
-    async def tell(self, entry: JobEntry, what: Announce) -> None:
-        """Never raises for an Event that is refused: it is a courtesy."""
+    async def close(self) -> None:
+        await asyncio.gather(*self._on_their_way)
+
+    def tell(self, entry: JobEntry, what: Announce) -> None:
+        """An Event that is refused is no error: it is a courtesy."""
+        task = asyncio.create_task(self._write(entry.key, self._body(entry, what)))
+        self._on_their_way.add(task)
+        task.add_done_callback(self._on_their_way.discard)
+
+    def _body(self, entry: JobEntry, what: Announce) -> Manifest:
         now = timestamp(self._wall())
-        name = name_of(entry, what)
-        body = {
+        return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": entry.namespace},
+            "metadata": {"name": name_of(entry, what), "namespace": entry.namespace},
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": "RLJob",
@@ -53,12 +64,14 @@ class Events:
             "reportingComponent": "roll.dev/operator",
             "reportingInstance": self._identity,
         }
+
+    async def _write(self, key: str, body: Manifest) -> None:
         try:
-            await self._api.create(f"/api/v1/namespaces/{entry.namespace}/events", body)
+            await self._api.create(paths.home(body), body)
         except AlreadyExists:
             return
-        except ApiError as error:
-            log.warning("%s: the event %s was not written: %s", entry.key, what.reason, error)
+        except (ApiError, NotLeader) as error:
+            log.warning("%s: the event %s was not written: %s", key, body["reason"], error)
 
 
 def name_of(entry: JobEntry, what: Announce) -> str:

@@ -40,6 +40,8 @@ REFRESH_SECONDS = 300.0
 """The lists are read again this often, and soon after a watch began anew."""
 AFTER_RELIST_SECONDS = 2.0
 RETRY_SECONDS = 2.0
+SOON_SECONDS = 0.1
+"""A look at a job whose pods come up waits so long for the next one's news."""
 
 LOST_LEASE = 3
 """Exit code of a leader that lost its lease."""
@@ -53,7 +55,7 @@ class Operator:
     def __init__(self, settings: Settings, api: Api, leader: Leader) -> None:
         self.settings, self.api, self.leader = settings, api, leader
         self.queue = WorkQueue()
-        self.store = Store(self.queue.add)
+        self.store = Store(self.queue.add, lambda key: self.queue.add_after(key, SOON_SECONDS))
         self.proof = WatchProof()
         self.health = Health(
             self.queue, self.proof, self.store, leader.holds, lambda: api.answered_at
@@ -103,7 +105,11 @@ class Operator:
         await self.leader.acquired.wait()
         log.info("this operator leads")
         links = LinkPool(
-            self.queue.add, self.settings.token, lambda: self.leader.term, time.monotonic
+            self.queue.add,
+            self.settings.token,
+            lambda: self.leader.term,
+            time.monotonic,
+            busy=self._busy,
         )
         cluster = await self._cluster()
         supports = Supports(self.api, cluster.pod_group_api)
@@ -115,6 +121,7 @@ class Operator:
             status_bucket(self.settings.status_qps),
             self.proof,
             self.queue.add,
+            busy=self._busy,
         )
         keeper = TrustKeeper(self.api, self.settings.authority)
         events = Events(self.api, self.settings.identity)
@@ -132,6 +139,10 @@ class Operator:
             self.leader.lost.set()
         finally:
             await links.close()
+            await events.close()
+
+    def _busy(self) -> bool:
+        return self.queue.newcomers() > 0
 
     async def _cluster(self) -> Cluster:
         given = self.settings

@@ -3,7 +3,7 @@
 Invariants: a key is worked on by one worker at a time; however often it is added meanwhile, it is looked at
 once more afterwards, never lost and never twice; a key that failed waits ever longer, alone. A key that was
 looked at before goes ahead of new ones: its look is short, and somebody waits for it, while a new job has all its
-objects made. Every fourth look is a new one's all the same.
+objects made. Every fourth look is a new one's all the same; but new ones never have all workers.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from collections.abc import Callable
 FIRST_BACK_OFF = 0.05
 LONGEST_BACK_OFF = 60.0
 NEW_ONES_TURN = 4
+NEW_AT_ONCE = 24
+"""Of 32 workers. A new job holds one for seconds; a pod that failed meanwhile would wait for it."""
 
 
 class WorkQueue:
@@ -28,6 +30,8 @@ class WorkQueue:
         self._known: set[str] = set()
         self._taken = 0
         self._working: set[str] = set()
+        self._first: set[str] = set()
+        """Keys in work for the first time."""
         self._again: set[str] = set()
         self._later: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
@@ -41,6 +45,10 @@ class WorkQueue:
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._new)
+
+    def newcomers(self) -> int:
+        """Keys in line that nobody has looked at yet."""
+        return len(self._new)
 
     def add(self, key: str) -> None:
         """The key has news: as soon as a worker is free."""
@@ -82,11 +90,14 @@ class WorkQueue:
     def take(self) -> str | None:
         """The key that waited longest, now in work; None when nothing is due."""
         self._ripen()
-        if not self:
+        room = bool(self._new) and len(self._first) < NEW_AT_ONCE
+        if not self._ready and not room:
             return None
         self._taken += 1
-        new_ones = self._new and (not self._ready or self._taken % NEW_ONES_TURN == 0)
+        new_ones = room and (not self._ready or self._taken % NEW_ONES_TURN == 0)
         key, _ = (self._new if new_ones else self._ready).popitem(last=False)
+        if new_ones:
+            self._first.add(key)
         self._working.add(key)
         self._known.add(key)
         self._due.pop(key, None)  # this look is the one that was due
@@ -95,10 +106,13 @@ class WorkQueue:
 
     def done(self, key: str) -> None:
         self._working.discard(key)
+        self._first.discard(key)
         self.finished_at = self._clock()
         if key in self._again:
             self._again.discard(key)
             self.add(key)
+        elif self._new:
+            self._wake_one()  # there may be room for a new one
 
     async def get(self) -> str:
         """Each key that is due wakes one of those who wait."""

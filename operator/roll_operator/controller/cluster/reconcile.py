@@ -205,7 +205,7 @@ class Reconciler:
             return
         await self._status.say_invalid(entry, self._wall())
         if entry.problem:
-            await self._events.tell(entry, Announce("Warning", "Invalid", entry.problem))
+            self._events.tell(entry, Announce("Warning", "Invalid", entry.problem))
 
     async def _target(self, entry: JobEntry, job: RLJob, result: Plan) -> Target | None:
         pods = self._store.pods(entry.key, entry.uid)

@@ -40,10 +40,11 @@ class StatusWriter:
         proof: WatchProof,
         call: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`call` has a job looked at whose turn has come."""
+        """`call` has a job looked at whose turn has come; `busy`: new jobs wait to be looked at."""
         self._api, self._bucket, self._proof, self._clock = api, bucket, proof, clock
-        self.turns = Turns(bucket, call)
+        self.turns = Turns(bucket, call, busy=busy)
 
     async def before_acts(self, entry: JobEntry, result: Plan, *, at_once: bool = False) -> None:
         """Writes what the plan's acts wait for. Raises what `Api.apply` raises.

@@ -1,7 +1,8 @@
 """What the operator knows of the cluster: jobs, their pods, nodes that are not ready. Small facts, no manifests.
 
 Invariants: an object never goes back to an older version, and a deleted one never comes back, in whatever
-order watches, lists and answers to own writes arrive; own writes are in the store before the next plan.
+order watches, lists and answers to own writes arrive; own writes are in the store before the next plan; whatever
+is new is told, what goes as it should a little later, so that one look sees several steps of several pods.
 Versions are compared as numbers, which Kubernetes allows for objects of one kind.
 """
 
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from roll_api import JobStatus, RLJob
 
 from roll_operator.backends.kubernetes import PodFacts
-from roll_operator.plan import Record
+from roll_operator.plan import PodPhase, Record
 
+ALIVE = (PodPhase.PENDING, PodPhase.RUNNING)
 REMEMBERED_DELETIONS = 20_000
 
 
@@ -50,10 +52,12 @@ class JobEntry:
 
 
 class Store:
-    """`changed` is called with the key of every job that has news."""
+    """`changed` is called with the key of every job that has news, `soon` where the news can wait for a moment."""
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
-        self._changed = changed
+    def __init__(
+        self, changed: Callable[[str], None], soon: Callable[[str], None] | None = None
+    ) -> None:
+        self._changed, self._soon = changed, soon or changed
         self._jobs: dict[str, JobEntry] = {}
         self._pods: dict[str, dict[str, PodFacts]] = {}
         """Job's key → pod's uid → pod."""
@@ -117,7 +121,7 @@ class Store:
         if known is not None and known.version >= facts.version:
             return False
         pods[facts.pod.uid] = facts
-        self._changed(facts.key)
+        (self._soon if _comes_up(known, facts) else self._changed)(facts.key)
         return True
 
     def touch(self, key: str) -> None:
@@ -164,3 +168,11 @@ class Store:
         self._deleted[uid] = None
         while len(self._deleted) > REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
+
+
+def _comes_up(known: PodFacts | None, facts: PodFacts) -> bool:
+    """Whether all that is new is that the pod is there, has a node, or runs."""
+    before, now = known.pod if known else None, facts.pod
+    if now.phase not in ALIVE or (before is None and now.restarts):
+        return False
+    return before is None or (before.phase in ALIVE and before.restarts == now.restarts)

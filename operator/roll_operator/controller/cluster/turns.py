@@ -3,8 +3,8 @@
 Invariants: a job stands in one line at most, and nobody in a line is forgotten; a turn is given when the bucket
 has a token beyond those kept for writes that an act waits for; whatever its line, what is written then is the
 newest. Who has arrived somewhere (it runs, it ended) goes before who is on its way, and figures come last. In a
-crowd, who is on its way waits, the longer the more they are: most arrive meanwhile, and one write tells all of it.
-Figures wait longer then, and not for ever.
+crowd, or while new jobs wait to be looked at, who is on its way waits, the longer the more they are: most arrive
+meanwhile, and one write tells all of it. Figures wait longer then, and not for ever.
 """
 
 import asyncio
@@ -37,9 +37,10 @@ class Turns:
         bucket: TokenBucket,
         call: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`call` has the job looked at: its turn has come."""
-        self._bucket, self._call, self._clock = bucket, call, clock
+        """`call` has the job looked at: its turn has come. `busy`: new jobs wait to be looked at."""
+        self._bucket, self._call, self._clock, self._busy = bucket, call, clock, busy
         self._lines: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in KEPT)
         """Key → since when it stands there."""
         self._called: set[str] = set()
@@ -51,7 +52,8 @@ class Turns:
             self._called.discard(key)
             return True
         ahead = any(self._lines[: line + 1])
-        if not ahead and self._bucket.spare(KEPT[line]):
+        stands = ahead or (line == ON_ITS_WAY and self._busy())
+        if not stands and self._bucket.spare(KEPT[line]):
             self.leave(key)
             return True
         for number, waiting in enumerate(self._lines):
