@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from roll_wire.session_pb2 import (
     Assign,
@@ -19,7 +19,7 @@ from roll_wire.session_pb2 import (
     Task,
     Unit,
 )
-from roll_wire.trainer_pb2 import ShardChunk, ShardSample
+from roll_wire.trainer_pb2 import ShardChunk
 
 T = TypeVar("T", int, float, bool)
 _TERM = 40  # bits of a lease's number
@@ -157,12 +157,22 @@ def unpack_tasks(packed: Assign) -> list[Task]:
     ]  # fmt: skip
 
 
+class ShardSample(NamedTuple):
+    """One sample of a rank's share, with what its advantage needs."""
+
+    unit: tuple[int, int]  # group, index
+    position: int  # in the batch, the same for every world size
+    reward: float
+    group_rewards: tuple[float, ...]  # of its whole group, in order of index
+    payload: bytes  # the whole trajectory
+
+
 def pack_samples(samples: Sequence[ShardSample]) -> ShardChunk:
-    groups = [s.unit.group for s in samples]
+    groups = [s.unit[0] for s in samples]
     firsts = [s for i, s in enumerate(samples) if not i or groups[i - 1] != groups[i]]
     return ShardChunk(
         groups=groups,
-        indices=[s.unit.index for s in samples],
+        indices=[s.unit[1] for s in samples],
         positions=[s.position for s in samples],
         rewards=[s.reward for s in samples],
         group_sizes=[len(s.group_rewards) for s in firsts],
@@ -179,19 +189,14 @@ def unpack_samples(packed: ShardChunk) -> list[ShardSample]:
             f"{len(packed.group_rewards)} rewards of {runs} groups, where {list(sizes)} were announced"
         )
     samples: list[ShardSample] = []
-    of_group: Sequence[float] = ()
+    of_group: tuple[float, ...] = ()
     before, run, start = None, 0, 0
     for group, index, position, reward, payload in zip(
         packed.groups, packed.indices, packed.positions, packed.rewards,
         views(packed.payloads, packed.sizes), strict=True,
     ):  # fmt: skip
         if group != before:
-            of_group = packed.group_rewards[start : start + sizes[run]]
+            of_group = tuple(packed.group_rewards[start : start + sizes[run]])
             before, run, start = group, run + 1, start + len(of_group)
-        samples.append(
-            ShardSample(
-                unit=Unit(group=group, index=index), group_size=len(of_group), reward=reward,
-                payload=bytes(payload), position=position, group_rewards=of_group,
-            )
-        )  # fmt: skip
+        samples.append(ShardSample((group, index), position, reward, of_group, bytes(payload)))
     return samples

@@ -133,22 +133,6 @@ class ShardChunk(_message.Message):
     payloads: bytes
     def __init__(self, groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., group_sizes: _Optional[_Iterable[int]] = ..., group_rewards: _Optional[_Iterable[float]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
-class ShardSample(_message.Message):
-    __slots__ = ("unit", "group_size", "reward", "payload", "position", "group_rewards")
-    UNIT_FIELD_NUMBER: _ClassVar[int]
-    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
-    REWARD_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    GROUP_REWARDS_FIELD_NUMBER: _ClassVar[int]
-    unit: _session_pb2.Unit
-    group_size: int
-    reward: float
-    payload: bytes
-    position: int
-    group_rewards: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, unit: _Optional[_Union[_session_pb2.Unit, _Mapping[str, object]]] = ..., group_size: _Optional[int] = ..., reward: _Optional[float] = ..., payload: _Optional[bytes] = ..., position: _Optional[int] = ..., group_rewards: _Optional[_Iterable[float]] = ...) -> None: ...
-
 class StepReport(_message.Message):
     __slots__ = ("trainer", "step", "metrics", "publication")
     class MetricsEntry(_message.Message):

@@ -2,6 +2,7 @@
 
 import pytest
 from roll_wire.columns import (
+    ShardSample,
     pack_results,
     pack_samples,
     pack_tasks,
@@ -18,7 +19,7 @@ from roll_wire.session_pb2 import (
     Task,
     Unit,
 )
-from roll_wire.trainer_pb2 import ShardChunk, ShardSample
+from roll_wire.trainer_pb2 import ShardChunk
 
 
 def test_results_come_out_as_they_went_in() -> None:
@@ -52,12 +53,11 @@ def test_tasks_come_out_as_they_went_in() -> None:
 def test_samples_come_out_with_the_rewards_of_their_groups() -> None:
     samples = [
         ShardSample(
-            unit=Unit(group=group, index=index), group_size=len(rewards), reward=rewards[index],
-            payload=bytes([group, index]), position=10 * group + index, group_rewards=rewards,
+            (group, index), 10 * group + index, rewards[index], rewards, bytes([group, index])
         )
-        for group, rewards in ((4, [0.0, 1.0]), (2, [0.5]), (7, [0.25, 0.0, 0.75]))
+        for group, rewards in ((4, (0.0, 1.0)), (2, (0.5,)), (7, (0.25, 0.0, 0.75)))
         for index in range(len(rewards))
-    ]  # fmt: skip
+    ]
     packed = ShardChunk.FromString(pack_samples(samples).SerializeToString())
     assert unpack_samples(packed) == samples
 
@@ -90,7 +90,7 @@ def test_rewards_that_do_not_fit_the_groups_are_refused(
     sizes: list[int], rewards: list[float]
 ) -> None:
     """Given to the wrong group, or short of one, they would train without a word."""
-    samples = [ShardSample(unit=Unit(group=group)) for group in (4, 4, 2)]
+    samples = [ShardSample((group, 0), 0, 0.0, (), b"") for group in (4, 4, 2)]
     packed = pack_samples(samples)
     packed.group_sizes[:] = sizes
     packed.group_rewards[:] = rewards

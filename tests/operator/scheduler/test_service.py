@@ -73,8 +73,8 @@ def test_a_whole_step_over_the_wire(scheduler: Scheduler) -> None:
     assert (batch.step, batch.groups, batch.samples, batch.finished) == (1, 2, 4, False)
     (chunk,) = job.fetch(1)
     for sample in unpack_samples(chunk):
-        own = f"{sample.unit.group}.{sample.unit.index};"
-        group = f"reset-{sample.unit.group}.-1;"
+        own = "{}.{};".format(*sample.unit)
+        group = f"reset-{sample.unit[0]}.-1;"
         assert sample.payload.decode() == f"{group}generate-{own}score-{own}"
         assert (sample.reward, list(sample.group_rewards)) == (0.5, [0.5, 0.5])
     version = PolicyVersion(lineage=1, number=1)

@@ -36,7 +36,7 @@ def served(job: World, step: int, world: int = 1) -> list[list[tuple[int, int, b
     batch = job.state.batches[step]
     return [
         [
-            (s.unit.group, s.unit.index, s.payload, s.reward)
+            (*s.unit, s.payload, s.reward)
             for chunk in shard(job.ledger, batch, r, world)
             for s in unpack_samples(ShardChunk.FromString(chunk))
         ]

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from roll_wire import trainer_pb2, trainer_pb2_grpc
-from roll_wire.columns import pack_samples, unpack_samples
+from roll_wire.columns import ShardSample, pack_samples, unpack_samples
 from roll_wire.session_pb2 import Drain, Refused
 from roll_workers import errors
 from roll_workers.runtime.trainer_session import TrainerSession
@@ -35,11 +35,11 @@ class Batches(trainer_pb2_grpc.TrainerServicer):
         return trainer_pb2.Batch(step=request.step, samples=2)
 
     async def FetchShard(self, request: Any, context: Any) -> AsyncIterator[trainer_pb2.ShardChunk]:
-        yield pack_samples([trainer_pb2.ShardSample(position=0)])
+        yield pack_samples([ShardSample((0, 0), 0, 0.0, (0.0,), b"")])
         if self.breaks:
             self.breaks -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
-        yield pack_samples([trainer_pb2.ShardSample(position=1)])
+        yield pack_samples([ShardSample((0, 1), 1, 0.0, (0.0,), b"")])
 
 
 class Running:

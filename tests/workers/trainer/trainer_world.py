@@ -17,7 +17,7 @@ import numpy as np
 from roll_api import RLJob
 from roll_wire import PROTOCOL, session_pb2, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
-from roll_wire.columns import pack_samples
+from roll_wire.columns import ShardSample, pack_samples
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.trajectory import (
     Trajectory,
@@ -66,7 +66,7 @@ def job(model: Path, **spec: Any) -> RLJob:
     )
 
 
-def samples(step: int, groups: int = 4, size: int = 4) -> list[trainer_pb2.ShardSample]:
+def samples(step: int, groups: int = 4, size: int = 4) -> list[ShardSample]:
     """The recorded batch of a step: the same whenever it is asked for."""
     random = np.random.default_rng(step)
     made = []
@@ -85,15 +85,8 @@ def samples(step: int, groups: int = 4, size: int = 4) -> list[trainer_pb2.Shard
 
 def sample(
     group: int, index: int, payload: bytes, rewards: list[float], position: int
-) -> trainer_pb2.ShardSample:
-    return trainer_pb2.ShardSample(
-        unit=session_pb2.Unit(group=group, index=index),
-        group_size=len(rewards),
-        reward=rewards[index],
-        payload=payload,
-        position=position,
-        group_rewards=rewards,
-    )
+) -> ShardSample:
+    return ShardSample((group, index), position, rewards[index], tuple(rewards), payload)
 
 
 def dialogue(prompt: list[int], *turns: tuple[list[int], list[int]]) -> bytes:
@@ -112,7 +105,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
     def __init__(self, storage: Path, world: int = 1) -> None:
         self.storage, self.world = storage, world
         storage.mkdir(parents=True, exist_ok=True)
-        self.batches: dict[int, list[trainer_pb2.ShardSample]] = {}
+        self.batches: dict[int, list[ShardSample]] = {}
         self.last_batch = 10**9  # batches beyond it are not complete yet
         self.finished_at = 10**9
         self.steps = 10**9  # of the job that was started last
@@ -258,7 +251,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
             return trainer_pb2.Batch(step=request.step, retry=True)
         return trainer_pb2.Batch(step=request.step, samples=len(self.batch(request.step)))
 
-    def batch(self, step: int) -> list[trainer_pb2.ShardSample]:
+    def batch(self, step: int) -> list[ShardSample]:
         return self.batches.setdefault(step, samples(step))
 
     def FetchShard(self, request: Any, context: Any) -> Any:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from roll_wire.columns import ShardSample
 from roll_wire.sample_pb2 import Piece
-from roll_wire.trainer_pb2 import ShardSample
 from torch import Tensor
 
 from roll_workers.errors import UserError
 from roll_workers.runtime.trajectory import Trajectory
 
 Unit = tuple[int, int]  # group, index
+
+_ACTION = Piece.ACTION
+_sequence = attrgetter("sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +116,24 @@ def build_shard(samples: Iterable[ShardSample], vocabulary: int, context: int) -
     finished: dict[tuple[int, int], bool] = {}  # by sample and sequence
     for number, sample in enumerate(ordered):
         trajectory = Trajectory.parse(sample.payload)
-        units.append((sample.unit.group, sample.unit.index))
+        units.append(sample.unit)
         reward = trajectory.reward
         turns.append(tuple(reward.turns))
         for name, value in reward.parts.items():
             parts[name] = parts.get(name, 0.0) + value
-        for piece in sorted(trajectory.pieces, key=lambda piece: piece.sequence):
-            is_action = piece.kind == Piece.ACTION
-            pieces.append((number, piece.sequence, is_action, piece.turn, piece.length))
+        for piece in sorted(trajectory.pieces, key=_sequence):
+            sequence_of, is_action = piece.sequence, piece.kind == _ACTION
+            pieces.append((number, sequence_of, is_action, piece.turn, piece.length))
             for column in piece.columns:
-                if column.name == "token":
+                name = column.name
+                if name == "token":
                     tokens_of.append(column.data)
-                elif is_action and column.name == "logprob":
+                elif is_action and name == "logprob":
                     logprobs_of.append(column.data)
-                elif is_action and column.name == "version":
+                elif is_action and name == "version":
                     versions_of.append(column.data)
             if is_action:
-                finished[number, piece.sequence] = piece.finish_reason != "length"
+                finished[number, sequence_of] = piece.finish_reason != "length"
 
     table = np.array(pieces, np.int64).reshape(-1, 5)
     starts = np.ones(len(table), bool)
@@ -162,7 +167,7 @@ def build_shard(samples: Iterable[ShardSample], vocabulary: int, context: int) -
         entropy_weight=nothing,
     )
     kept = np.flatnonzero(trained)
-    groups = [tuple(sample.group_rewards) for sample in ordered]
+    groups = [sample.group_rewards for sample in ordered]
     return Shard(
         # A sequence without an action (an episode that ended at its reset) has nothing to train.
         batch=batch if trained.all() else batch.select(kept),
