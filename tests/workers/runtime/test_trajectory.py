@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 from roll_workers.runtime.trajectory import (
+    ActionWriter,
     Trajectory,
     action_piece,
     observation_piece,
@@ -49,6 +50,18 @@ def test_a_resumed_action_is_two_pieces_of_one_turn() -> None:
     [only] = sequences(Trajectory.parse(kept + rest))
     assert only.versions.tolist() == [5, 5, 6]
     assert only.finish_reason == "stop"
+
+
+def test_a_writer_that_is_used_again_leaves_nothing_of_the_action_before() -> None:
+    writer = ActionWriter()
+    for tokens, logprobs, versions, turn, finish, sequence in (
+        ([1, 2, 3], [-0.5, -1.0, -2.0], [4, 4, 5], 2, "length", 1),
+        ([], [], [], 0, "", 0),
+        ([9], [-3.0], [6], 0, "stop", 0),
+    ):
+        piece = action_piece(tokens, logprobs, versions, turn, finish, sequence=sequence)
+        written = writer.payload(tokens, logprobs, versions, turn, finish, sequence)
+        assert Trajectory.parse(written) == Trajectory.parse(Trajectory.payload(piece))
 
 
 def test_columns_of_unequal_length_are_refused() -> None:

@@ -35,6 +35,7 @@ from roll_workers.runtime.session import (
     Session,
     lease_key,
 )
+from roll_workers.runtime.trajectory import ActionWriter
 from roll_workers.text import Codec
 from roll_workers.weights import FetchError, fetch, serve_weights
 
@@ -68,6 +69,7 @@ class Inference:
         ahead = AHEAD_TOKENS // self.sampling.max_new_tokens
         self.credits = engine.slots + min(engine.slots, ahead)
         self.version = (-1, -1)  # (lineage, number) that the engine holds
+        self.writer = ActionWriter()
         self.running: dict[Key, Rollout] = {}
         self.early: dict[Key, Task] = {}  # need weights that are not here yet
         self.newest: Policy | None = None
@@ -182,7 +184,7 @@ class Inference:
 
     def _finish(self, rollout: Rollout, finish: str) -> None:
         del self.running[rollout.key]
-        payload, tokens, oldest, newest = rollout.take(finish)
+        payload, tokens, oldest, newest = rollout.take(self.writer, finish)
         self.session.result(
             rollout.task,
             payload,
@@ -209,7 +211,7 @@ class Inference:
                 self.session.progress(rollout.task, rollout.count)
 
     def _partial(self, rollout: Rollout) -> None:
-        payload, _, oldest, newest = rollout.take()
+        payload, _, oldest, newest = rollout.take(self.writer)
         lineage = self.version[0]
         self.session.progress(
             rollout.task, rollout.count, payload, (lineage, oldest), (lineage, newest)

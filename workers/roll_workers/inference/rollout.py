@@ -17,7 +17,7 @@ from roll_wire.session_pb2 import Task
 from roll_workers.inference.engines import Delta, Request, Tokens
 from roll_workers.inference.engines.sampling import reseed
 from roll_workers.runtime.outbox import Key, lease_key
-from roll_workers.runtime.trajectory import Trajectory, action_piece
+from roll_workers.runtime.trajectory import ActionWriter, Trajectory
 from roll_workers.text import Codec
 
 _TAIL = 32  # tokens before the new ones in which a stop text may have begun
@@ -60,6 +60,7 @@ class Rollout:
     """The turn in the making."""
 
     task: Task
+    key: Key
     request: Request
     sequence: int
     kept: list[int]  # tokens of this turn that came with the task
@@ -81,8 +82,9 @@ class Rollout:
                 f"a prompt of {given} tokens and maxNewTokens = {sampling.max_new_tokens} do not fit "
                 f"into the model's context of {context} tokens"
             )
+        key = lease_key(task.lease)
         request = Request(
-            id=lease_key(task.lease),
+            id=key,
             prompt=prompt,
             seed=reseed(task.seed, task.turn, kept),
             max_new_tokens=sampling.max_new_tokens - kept,
@@ -94,11 +96,7 @@ class Rollout:
             stop=sampling.eos,
             kept=kept,
         )
-        return cls(task, request, sequence, prompt[given:].tolist())
-
-    @property
-    def key(self) -> Key:
-        return lease_key(self.task.lease)
+        return cls(task, key, request, sequence, prompt[given:].tolist())
 
     @property
     def count(self) -> int:
@@ -134,21 +132,21 @@ class Rollout:
     def unreported(self) -> int:
         return len(self.tokens) - self.reported
 
-    def take(self, finish: str = "") -> tuple[bytes, int, int, int]:
+    def take(self, writer: ActionWriter, finish: str = "") -> tuple[bytes, int, int, int]:
         """What is not reported yet: its payload, its tokens, its oldest and its newest version."""
         new = slice(self.reported, len(self.tokens))
         versions = self.versions[new]
-        piece = action_piece(
+        payload = writer.payload(
             self.tokens[new],
             self.logprobs[new],
             versions,
             self.task.turn,
             finish,
-            sequence=self.sequence,
+            self.sequence,
         )
         self.reported, self.reported_at = new.stop, time.monotonic()
         oldest, newest = (min(versions), max(versions)) if versions else (-1, -1)
-        return Trajectory.payload(piece), len(versions), oldest, newest
+        return payload, len(versions), oldest, newest
 
 
 @lru_cache(maxsize=64)

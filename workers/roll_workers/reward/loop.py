@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
+from functools import lru_cache, partial
 
 from roll_api import RLJob
 from roll_wire import sample_pb2
@@ -98,7 +98,13 @@ async def judge(
 
 def payload_of(reward: Reward) -> bytes:
     """What the score stage adds to the trajectory."""
-    message = sample_pb2.Reward(value=reward.value, parts=reward.parts, turns=reward.turns)
+    return _payload(reward.value, tuple(reward.parts.items()), tuple(reward.turns))
+
+
+@lru_cache(maxsize=256)
+def _payload(value: float, parts: tuple[tuple[str, float], ...], turns: tuple[float, ...]) -> bytes:
+    """Most rewards are one of few."""
+    message = sample_pb2.Reward(value=value, parts=dict(parts), turns=turns)
     return sample_pb2.Trajectory(reward=message).SerializeToString()
 
 

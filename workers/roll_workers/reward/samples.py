@@ -29,7 +29,8 @@ def scored_sample(
     written: Mapping[str, str], response: str, tokens: int, turns: list[dict[str, Any]]
 ) -> ScoredSample:
     """An answer to a prompt whose facts are written as JSON."""
-    facts: dict[str, Any] = {key: _fact(value) for key, value in written.items()}
+    # Not `items()`, which takes twice as long for a map of protobuf.
+    facts: dict[str, Any] = {key: _fact(written[key]) for key in written}
     prompt = facts.pop("prompt", "")
     return ScoredSample(
         prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
