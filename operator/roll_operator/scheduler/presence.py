@@ -287,7 +287,8 @@ def watch(state: JobState, now: float) -> None:
         elif worker.role != "trainer" and _fell_silent(state, worker, now):
             worker.silent = True
             state.pool(worker.pool).offer(worker)
-    overdue = [x for x in state.leases.values() if now >= x.deadline]
+    held = [x for worker in state.workers.values() for x in worker.leases.values()]
+    overdue = [x for x in held if now >= x.deadline]
     by_worker: dict[str, int] = {}
     for lease in overdue:
         by_worker[lease.worker] = by_worker.get(lease.worker, 0) + 1
