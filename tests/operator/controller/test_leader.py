@@ -1,10 +1,13 @@
 """Who acts: the election in a time that the test moves, with several candidates and one lease."""
 
 import asyncio
+import threading
+import time
 from copy import deepcopy
 from typing import Any
 
 import pytest
+from roll_operator.controller.cluster.api import CONNECTIONS
 from roll_operator.controller.cluster.errors import AlreadyExists, Conflict, NotFound, Unavailable
 from roll_operator.controller.cluster.leader import (
     HOLD_SECONDS,
@@ -12,6 +15,8 @@ from roll_operator.controller.cluster.leader import (
     Election,
     Leader,
 )
+from support.api_proxy import Call, Proxy
+from support.operator_world import PLACES, Start, World, eventually
 
 Lease = dict[str, Any]
 
@@ -184,3 +189,31 @@ def test_a_leader_without_an_api_server_loses_its_lease(monkeypatch: pytest.Monk
         assert leader.lost.is_set() and not leader.holds()
 
     asyncio.run(scenario())
+
+
+def test_a_lease_is_renewed_while_every_other_call_waits_for_its_answer(
+    world: World, proxy: Proxy, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    running = operator()
+    eventually("it leads", lambda: '"leader": true' in running.http("/healthz")[1])
+    held: list[str] = []
+    go = threading.Event()
+
+    def hold(call: Call) -> threading.Event | None:
+        if not call.is_write or not call.path.endswith("/pods"):
+            return None
+        held.append(call.path)
+        return go
+
+    proxy.hold = hold
+    jobs = [f"sums-{number}" for number in range(CONNECTIONS // len(PLACES) + 1)]
+    for name in jobs:
+        world.create("rljobs", namespace, job | {"metadata": {"name": name}})
+    eventually("no connection is free", lambda: len(held) >= CONNECTIONS)
+    full = time.monotonic()
+    eventually("the lease would be lost", lambda: time.monotonic() > full + HOLD_SECONDS + 1)
+    assert '"leader": true' in running.http("/healthz")[1]
+    go.set()
+    count = len(jobs) * len(PLACES)
+    eventually("all pods", lambda: len(world.all("pods", namespace)) == count)
+    assert running.alive()

@@ -23,6 +23,7 @@ from roll_operator.plan.status import timestamp
 
 MESSAGE = 1000
 """The API server's limit is 1024."""
+CLOSE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ class Events:
         self._on_their_way: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        await asyncio.gather(*self._on_their_way)
+        """Who is on its way has a moment to arrive."""
+        if self._on_their_way:
+            await asyncio.wait(self._on_their_way, timeout=CLOSE_SECONDS)
 
     def tell(self, entry: JobEntry, what: Announce) -> None:
         """An Event that is refused is no error: it is a courtesy."""

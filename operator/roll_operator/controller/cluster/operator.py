@@ -52,13 +52,18 @@ Answer = TypeVar("Answer")
 
 
 class Operator:
-    def __init__(self, settings: Settings, api: Api, leader: Leader) -> None:
-        self.settings, self.api, self.leader = settings, api, leader
+    def __init__(self, settings: Settings, api: Api, lease: Api, leader: Leader) -> None:
+        """`lease`: the leader's line, which it shares with nobody."""
+        self.settings, self.api, self.lease, self.leader = settings, api, lease, leader
         self.queue = WorkQueue()
         self.store = Store(self.queue.add, lambda key: self.queue.add_after(key, SOON_SECONDS))
         self.proof = WatchProof()
         self.health = Health(
-            self.queue, self.proof, self.store, leader.holds, lambda: api.answered_at
+            self.queue,
+            self.proof,
+            self.store,
+            leader.holds,
+            lambda: max(api.answered_at, lease.answered_at),
         )
         self._relisted = asyncio.Event()
 
@@ -87,6 +92,7 @@ class Operator:
             for probe in probes:
                 await probe.cleanup()
             await self.api.close()
+            await self.lease.close()
 
     async def _watch(self) -> None:
         namespaces = self.settings.watch_namespaces
@@ -203,13 +209,15 @@ def settle_memory() -> None:
 
 async def run(settings: Settings) -> int:
     settle_memory()
-    connection = await connect()
+    bucket = TokenBucket(settings.qps, settings.burst)
     holds: list[Callable[[], bool]] = []
-    api = Api(
-        connection,
-        TokenBucket(settings.qps, settings.burst),
-        leads=lambda: all(check() for check in holds),
-    )
-    leader = Leader(api, settings.namespace, settings.lease_name, settings.identity)
+
+    def leads() -> bool:
+        return all(check() for check in holds)
+
+    api = Api(await connect(), bucket, leads)
+    # A renewal that waited until one of many calls has its answer would come too late on a slow API server.
+    lease = Api(await connect(), bucket, leads)
+    leader = Leader(lease, settings.namespace, settings.lease_name, settings.identity)
     holds.append(leader.holds)
-    return await Operator(settings, api, leader).run()
+    return await Operator(settings, api, lease, leader).run()
