@@ -212,14 +212,18 @@ class Llama:
     def _attention_back(self, d_o: Tensor, was: _Kept) -> Tensor:
         """The gradient of query, key and value as they went into attention."""
         q, k, v = self._per_head(was.qkv)
-        d_v = torch.bmm(was.p.transpose(1, 2), d_o)
         d_p = torch.bmm(d_o, v.transpose(1, 2))
         d_s = torch._softmax_backward_data(d_p, was.p, -1, d_p.dtype).mul_(self.scaling)
-        d_q, d_k = torch.bmm(d_s, k), torch.bmm(d_s.transpose(1, 2), q)
-        each = (-1, *was.qkv.shape[1:])
-        if self.heads > self.groups:
-            d_k, d_v = (d.view(self.groups, -1, *each[1:]).sum(1) for d in (d_k, d_v))
-        return torch.cat([d.view(each) for d in (d_q, d_k, d_v)])
+        d_qkv = torch.empty_like(was.qkv)
+        d_q, *shared = d_qkv.split((self.heads, self.groups, self.groups))
+        torch.bmm(d_s, k, out=d_q.view(q.shape))
+        for into, left, right in zip(shared, (d_s, was.p), (q, d_o), strict=True):
+            if self.heads == self.groups:
+                torch.bmm(left.transpose(1, 2), right, out=into.view(right.shape))
+            else:  # the heads of a group share their keys and values
+                each = torch.bmm(left.transpose(1, 2), right)
+                torch.sum(each.view(self.groups, -1, *into.shape[1:]), 1, out=into)
+        return d_qkv
 
     def _per_head(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[heads * rows, length, width] each; the heads of a group share their keys."""
