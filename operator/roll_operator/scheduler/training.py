@@ -183,9 +183,6 @@ def report(state: JobState, term: int, step: int, metrics: str, now: float) -> N
     state.last_progress = now
     state.metrics = metrics
     state.writes.steps.append((state.lineage, step, term, metrics, now))
-    if step < state.settings.steps and step + 1 not in state.batches:
-        # It asks for the next batch at once: recorded with this report, that one waits for no commit of its own.
-        state.asked, state.form_due = step + 1, True
 
 
 def publish(state: JobState, term: int, publication: Publication) -> None:

@@ -457,20 +457,3 @@ def test_a_step_reported_twice_counts_once(world: MakeWorld) -> None:
     job.train(1)
     training.report(*job.seat(), 1, "{}", job.now)
     assert job.state.reported == 1
-
-
-def test_the_next_batch_is_recorded_with_the_report_of_the_step_before(world: MakeWorld) -> None:
-    """A trainer that asks for it then waits for no commit of its own."""
-    job = world(groups_per_step=1, max_staleness=1, run_ahead=1.0)
-    job.begin()
-    first, second = sorted(g.id for g in job.state.groups.values())[:2]
-    job.complete(first)
-    assert acquire(job, 1) is not None
-    job.complete(second)
-    assert 2 not in job.state.batches, "nobody asks for it while step 1 is trained"
-    training.report(*job.seat(), 1, "{}", job.now)
-    job.flush()
-    before = job.state.transaction
-    batch = training.acquire(*job.seat(), 2, job.now)
-    assert batch is not None and batch.group_ids == (second,)
-    assert batch.recorded < before and batch.attempts == 1
