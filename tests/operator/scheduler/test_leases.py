@@ -353,4 +353,4 @@ def test_a_worker_of_another_release_is_refused_in_one_sentence(world: MakeWorld
     assert presence.hello(job.state, greeting, job.now) is None
     reason, why = job.state.out.refused["old/1"]
     assert reason == "protocol"
-    assert why == "engine-0 speaks protocol 1, this scheduler 2: use images of one release"
+    assert why == "engine-0 speaks protocol 1, this scheduler 3: use images of one release"

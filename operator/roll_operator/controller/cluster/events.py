@@ -3,7 +3,7 @@
 An Event's name is made from what it tells about: told again by an operator that was killed in between, or after an
 act that failed, it is the same Event, and the API server says that it is there already. The same words about
 another transition are another Event, also where no status was written in between. Nobody waits for an Event: a
-failed pod's replacement least of all.
+failed pod's replacement least of all; so one may be missing where the operator was killed just then.
 """
 
 import asyncio
@@ -36,7 +36,10 @@ class Events:
     async def close(self) -> None:
         """Who is on its way has a moment to arrive."""
         if self._on_their_way:
-            await asyncio.wait(self._on_their_way, timeout=CLOSE_SECONDS)
+            _, late = await asyncio.wait(self._on_their_way, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def tell(self, entry: JobEntry, what: Announce) -> None:
         """An Event that is refused is no error: it is a courtesy."""

@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 # Weights. A lane needs a gradient and what a pass keeps; the products of larger models share threads well.
 SMALL = 16 << 20
+MOST = 8
 
 
 class Lane:
     """A model, and the gradient that passes in this lane add to. `llama` is None where it can't be written out."""
 
-    def __init__(self, model: Model, dtype: torch.dtype) -> None:
-        self.model = model
-        self.llama = Llama(model) if supported(model, dtype) else None
+    def __init__(self, model: Model, llama: Llama | None) -> None:
+        self.model, self.llama = model, llama
         trained = [p for p in model.parameters() if p.requires_grad]
         # All gradients lie in one buffer: one memset, one norm, one all-reduce.
         size = sum(p.numel() for p in trained)
@@ -48,11 +48,11 @@ class Lane:
 
 class Lanes:
     def __init__(self, model: Model, dtype: torch.dtype, threads: int) -> None:
-        first = Lane(model, dtype)
+        written_out = supported(model, dtype)
         small = sum(p.numel() for p in model.parameters()) <= SMALL
-        count = threads if small and first.llama is not None else 1
-        self.all = [first, *(Lane(_same_weights(model), dtype) for _ in range(count - 1))]
-        torch.set_num_threads(1 if count > 1 else threads)
+        count = min(threads, MOST) if small and written_out else 1
+        models = [model, *(_same_weights(model) for _ in range(count - 1))]
+        self.all = [Lane(each, Llama(each, count) if written_out else None) for each in models]
         self.pool = ThreadPoolExecutor(count, "lane", torch.set_num_threads, (1,))
 
     def run(

@@ -72,9 +72,10 @@ class _Way:
 class Llama:
     """`supported` says whether a model is one; the parameters stay the model's own."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, beside: int = 1) -> None:
+        """`beside`: how many of them have a pass at the same time."""
         config = model.config
-        self.model = model
+        self.model, self.beside = model, beside
         self.layers = list(model.model.layers)
         self.eps = config.rms_norm_eps
         self.heads = config.num_attention_heads
@@ -104,7 +105,8 @@ class Llama:
     def fits(self, part: MicroBatch) -> bool:
         """Whether the attention that its way back needs stays small; it grows with the square of the length."""
         rows, length = part.input_ids.shape
-        return 4 * len(self.layers) * self.heads * rows * length * length <= ATTENTION_BYTES
+        kept = 4 * len(self.layers) * self.heads * rows * length * length
+        return kept * self.beside <= ATTENTION_BYTES
 
     def states(self, part: MicroBatch, mask: Tensor | None) -> Tensor:
         """Hidden states at `part.positions`; `mask` [rows, query, key] says what is seen, None is causal."""

@@ -66,6 +66,8 @@ class TorchStrategy:
         self.temperature = spec.rollout.sampling.temperature
         self.max_tokens = spec.roles.trainer.strategy.micro_batch_tokens
         self.lanes = Lanes(self.model, self.dtype, threads)
+        # Lanes are threads themselves; a single one shares its products among them.
+        torch.set_num_threads(1 if len(self.lanes.all) > 1 else threads)
         if self.reference is not None:
             self.reference_lanes = Lanes(self.reference, self.dtype, threads)
         if self.lanes.all[0].llama is not None:
