@@ -101,7 +101,8 @@ def test_what_changes_while_running_follows_the_spec(
         ),
     )
     eventually("no budget", lambda: not world.all("poddisruptionbudgets", namespace))
-    assert world.job(namespace, "sums")["status"]["restarts"] == 0
+    status = eventually("a status", lambda: world.job(namespace, "sums")["status"])
+    assert status["restarts"] == 0
 
 
 def test_suspend_removes_the_pods_and_resume_brings_them_back(
@@ -120,7 +121,8 @@ def test_suspend_removes_the_pods_and_resume_brings_them_back(
     )
     world.merge("rljobs", namespace, "sums", {"spec": {"suspend": False}})
     eventually("all pods again", lambda: all_there(world, namespace))
-    assert world.job(namespace, "sums")["status"]["restarts"] == 0
+    status = eventually("a status", lambda: world.job(namespace, "sums")["status"])
+    assert status["restarts"] == 0
 
 
 def test_a_stranger_with_the_name_of_a_pod_is_left_alone(
