@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from roll_api.crd import TARGET
-from roll_cluster import ApiServer
+from roll_cluster import ApiServer, ClusterError
 from ruamel.yaml import YAML
 from support.objects import changed
 
@@ -105,3 +105,19 @@ def test_a_map_of_the_status_can_be_emptied_by_server_side_apply(server: ApiServ
         )
         found = json.loads(server.kubectl("get", "rljob", name, "-o", "json"))["status"]
         assert found == status
+
+
+def test_a_second_owner_sets_replicas_and_no_part_of_a_section(server: ApiServer) -> None:
+    base = {**TABLE["base"], "metadata": {"name": "shared"}}
+    server.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(base))
+
+    def other(spec: dict[str, Any]) -> str:
+        job = {key: base[key] for key in ("apiVersion", "kind", "metadata")} | {"spec": spec}
+        apply = ("apply", "--server-side", "--field-manager=other", "-f", "-")
+        return server.kubectl(*apply, stdin=json.dumps(job))
+
+    other({"roles": {"reward": {"replicas": 7}}})
+    found = json.loads(server.kubectl("get", "rljob", "shared", "-o", "json"))["spec"]
+    assert (found["roles"]["reward"]["replicas"], found["roles"]["inference"]["replicas"]) == (7, 2)
+    with pytest.raises(ClusterError, match=r"conflict with .*\.spec\.model"):
+        other({"model": {"dtype": "float32"}})
