@@ -113,7 +113,7 @@ class Acts:
 
     async def _prepare(self, entry: JobEntry, job: RLJob, digest: str) -> trust.Trust:
         """Everything that pods need, in the order in which they need it."""
-        trusted = await self._keeper.of(job)
+        trusted = await self._keeper.of(job, new=not self._supports.knows(entry.uid))
         made_from = (entry.generation, digest, trusted)
         if self._ensured.get(entry.uid) != made_from:
             objects = [trust.config_map(job, trusted), *support(job, self._cluster)]

@@ -40,8 +40,8 @@ REFRESH_SECONDS = 300.0
 """The lists are read again this often, and soon after a watch began anew."""
 AFTER_RELIST_SECONDS = 2.0
 RETRY_SECONDS = 2.0
-SOON_SECONDS = 0.1
-"""A look at a job whose pods come up waits so long for the next one's news."""
+SOON_SECONDS, CROWD_SECONDS = 0.1, 0.5
+"""A look at a job whose pods come up waits so long for the next one's news; longer while new jobs wait."""
 
 LOST_LEASE = 3
 """Exit code of a leader that lost its lease."""
@@ -56,7 +56,7 @@ class Operator:
         """`lease`: the leader's line, which it shares with nobody."""
         self.settings, self.api, self.lease, self.leader = settings, api, lease, leader
         self.queue = WorkQueue()
-        self.store = Store(self.queue.add, lambda key: self.queue.add_after(key, SOON_SECONDS))
+        self.store = Store(self.queue.add, self._look_soon)
         self.proof = WatchProof()
         self.health = Health(
             self.queue,
@@ -149,6 +149,9 @@ class Operator:
 
     def _busy(self) -> bool:
         return self.queue.newcomers() > 0
+
+    def _look_soon(self, key: str) -> None:
+        self.queue.add_after(key, CROWD_SECONDS if self._busy() else SOON_SECONDS)
 
     async def _cluster(self) -> Cluster:
         given = self.settings

@@ -59,6 +59,10 @@ class Supports:
             await self._ensure(entry, manifest)
         await self._prune(entry, {_identity(manifest) for manifest in manifests}, empty)
 
+    def knows(self, uid: str) -> bool:
+        """Whether anything was made for the job, now or before."""
+        return uid in self._known
+
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
 

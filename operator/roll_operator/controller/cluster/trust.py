@@ -66,8 +66,8 @@ class TrustKeeper:
             return False
         return self._wall() >= certificates.made_at(trust.bundle) + SPREAD_SECONDS
 
-    async def of(self, job: RLJob) -> Trust:
-        """The job's trust, made or rotated when it is due."""
+    async def of(self, job: RLJob, *, new: bool = False) -> Trust:
+        """The job's trust, made or rotated when it is due. `new`: nothing was made for the job before."""
         uid, now = job.metadata.uid, self._wall()
         trust, keys = self._jobs.get(uid), await self._cluster_keys()
         if self._authority is not None:
@@ -75,7 +75,7 @@ class TrustKeeper:
             return issued
         if trust is not None and trust.keys == keys and now < trust.rotates_at:
             return trust
-        there = await self._read(job)
+        there = {} if new and trust is None else await self._read(job)
         bundle = there.get("ca.crt", "").encode()
         if now >= certificates.rotates_at(bundle):
             pair = certificates.make(certificates.names(job.name, job.metadata.namespace), now)

@@ -20,7 +20,7 @@ ARRIVED, ON_ITS_WAY, FIGURES = range(3)
 KEPT = (4, 8, 8)
 """Tokens that stay for others, by line."""
 
-PATIENCE = (0.0, 8.0, 30.0)
+PATIENCE = (0.0, 8.0, 60.0)
 """Seconds that one stands in line at least; figures only while others are on their way."""
 CROWD = 5.0
 """A larger crowd on its way waits a second for every so many."""
