@@ -20,7 +20,7 @@ from roll_operator.plan import Pod, Progress
 POLL_SECONDS = 2.0
 POLLS_PER_SECOND = 50.0
 """Over all jobs."""
-BUSY_POLLS_PER_SECOND = 20.0
+BUSY_POLLS_PER_SECOND = 10.0
 """Of those that are ready, while new jobs wait."""
 SHOW_SECONDS = 10.0
 SHOWS_PER_SECOND = 20.0

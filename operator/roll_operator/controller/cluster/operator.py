@@ -40,7 +40,7 @@ REFRESH_SECONDS = 300.0
 """The lists are read again this often, and soon after a watch began anew."""
 AFTER_RELIST_SECONDS = 2.0
 RETRY_SECONDS = 2.0
-SOON_SECONDS, CROWD_SECONDS = 0.1, 0.5
+SOON_SECONDS, CROWD_SECONDS = 0.1, 1.0
 """A look at a job whose pods come up waits so long for the next one's news; longer while new jobs wait."""
 
 LOST_LEASE = 3

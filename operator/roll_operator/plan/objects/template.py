@@ -40,6 +40,8 @@ KEPT_SPEC = (
 
 def merged(pod: Json, template: Mapping[str, Any], protected: frozenset[str]) -> Json:
     """The pod with the template's wishes; `protected` names volumes and variables that stay as they are."""
+    if not template:
+        return pod
     wishes = deepcopy(dict(template))
     result = deepcopy(pod)
     metadata, spec = wishes.get("metadata"), wishes.get("spec")
