@@ -18,9 +18,10 @@ GRACE: Mapping[str, float] = {SCHEDULER: 15.0, "trainer": 60.0}
 """Seconds between the request to end and the kill: a trainer saves a checkpoint. Others hand back in 10 s."""
 DEFAULT_GRACE = 15.0
 
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
 """A thread without work sleeps: others need the core (two threads beside an engine on two cores: 323 → 406
-samples/s). A role's own `env` may say otherwise."""
+samples/s). numpy's products are small, and made by threads that are counted already. A role's own `env` may say
+otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def environment(job: RLJob, pod: DesiredPod, attempt: int, site: Site) -> dict[s
         per_pod = given.gpu.count if given.gpu else 1
         env["RANK"] = str(pod.index * per_pod)
         env["WORLD_SIZE"] = str(given.replicas * per_pod)
-    return {**WAITING, **given.env, **env}
+    return {**THREADS, **given.env, **env}
 
 
 def _role(job: RLJob, role: str) -> Role:

@@ -6,7 +6,7 @@ changes nothing. A sample is in at most one committed step of a lineage.
 
 from __future__ import annotations
 
-from roll_operator.scheduler import groups, validation
+from roll_operator.scheduler import batching, groups, validation
 from roll_operator.scheduler.lifecycle import (
     BATCH_TRANSITIONS,
     BatchState,
@@ -129,7 +129,12 @@ def acquire(state: JobState, term: int, step: int, now: float) -> Batch | None:
             return None
         batch.attempts += 1
         batch.acquired_term = term
+        recorded = batch.recorded
         state.record_batch(batch)
+        if (
+            batch.attempts == 1
+        ):  # a batch that was ready is handed out at once: a first try is soon written
+            batch.recorded = recorded
     return batch
 
 
@@ -183,6 +188,7 @@ def report(state: JobState, term: int, step: int, metrics: str, now: float) -> N
     state.last_progress = now
     state.metrics = metrics
     state.writes.steps.append((state.lineage, step, term, metrics, now))
+    batching.form_early(state, now)
 
 
 def publish(state: JobState, term: int, publication: Publication) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,6 +30,7 @@ from roll_workers.llama_family import is_llama
 from roll_workers.trainer.strategies.layout import MicroBatch
 
 PASS_TOKENS = 2048  # what a pass keeps for its way back then stays in a core's caches
+SHORT = 128  # tokens of the longest rows whose attention numpy multiplies
 ATTENTION_BYTES = 2 << 30  # kept for the way back, all layers: the library's kernel keeps none
 
 
@@ -140,11 +142,11 @@ class Llama:
             )
             pairs.mul_(rotation)
             q, k, v = self._per_head(qkv)
-            scores = torch.bmm(q, k.transpose(1, 2)).view(self.heads, rows, length, length)
+            scores = _bmm(q, k.transpose(1, 2)).view(self.heads, rows, length, length)
             p = torch.softmax(torch.add(bias, scores, alpha=self.scaling), -1).view(
                 q.shape[0], length, length
             )
-            o = torch.bmm(p, v).view(self.heads, rows, length, self.width)
+            o = _bmm(p, v).view(self.heads, rows, length, self.width)
             o = o.permute(1, 2, 0, 3).reshape(rows * length, -1)
             before = x
             if number == len(self.layers) - 1:
@@ -214,16 +216,16 @@ class Llama:
     def _attention_back(self, d_o: Tensor, was: _Kept) -> Tensor:
         """The gradient of query, key and value as they went into attention."""
         q, k, v = self._per_head(was.qkv)
-        d_p = torch.bmm(d_o, v.transpose(1, 2))
+        d_p = _bmm(d_o, v.transpose(1, 2))
         d_s = torch._softmax_backward_data(d_p, was.p, -1, d_p.dtype).mul_(self.scaling)
         d_qkv = torch.empty_like(was.qkv)
         d_q, *shared = d_qkv.split((self.heads, self.groups, self.groups))
-        torch.bmm(d_s, k, out=d_q.view(q.shape))
+        _bmm(d_s, k, d_q.view(q.shape))
         for into, left, right in zip(shared, (d_s, was.p), (q, d_o), strict=True):
             if self.heads == self.groups:
-                torch.bmm(left.transpose(1, 2), right, out=into.view(right.shape))
+                _bmm(left.transpose(1, 2), right, into.view(right.shape))
             else:  # the heads of a group share their keys and values
-                each = torch.bmm(left.transpose(1, 2), right)
+                each = _bmm(left.transpose(1, 2), right)
                 torch.sum(each.view(self.groups, -1, *into.shape[1:]), 1, out=into)
         return d_qkv
 
@@ -306,6 +308,16 @@ def _bias(mask: Tensor | None, length: int) -> Tensor:
     if mask is None:
         return torch.full((length, length), -torch.inf).triu_(1)[None]
     return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+
+
+def _bmm(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Matrix products, pair by pair. Of small ones numpy makes, in one thread, up to twice as many a second."""
+    if left.shape[1] > SHORT or torch.get_num_threads() > 1:
+        return torch.bmm(left, right, out=out)
+    if out is None:
+        out = left.new_empty(*left.shape[:2], right.shape[2])
+    np.matmul(left.numpy(), right.numpy(), out=out.numpy())
+    return out
 
 
 def _through_norm(d_hat: Tensor, hat: Tensor, inverse: Tensor) -> Tensor:
