@@ -105,7 +105,8 @@ class TrainerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportStep(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Records batch `step` + 1, too, if it is complete by now: a trainer asks for it next.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

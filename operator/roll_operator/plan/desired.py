@@ -18,10 +18,11 @@ GRACE: Mapping[str, float] = {SCHEDULER: 15.0, "trainer": 60.0}
 """Seconds between the request to end and the kill: a trainer saves a checkpoint. Others hand back in 10 s."""
 DEFAULT_GRACE = 15.0
 
-THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """A thread without work sleeps: others need the core (two threads beside an engine on two cores: 323 → 406
-samples/s). numpy's products are small, and made by threads that are counted already. A role's own `env` may say
-otherwise."""
+samples/s). A role's own `env` may say otherwise."""
+TRAINING = WAITING | {"OPENBLAS_NUM_THREADS": "1"}
+"""Whoever multiplies with numpy in a trainer is a thread that was counted already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,12 @@ def environment(job: RLJob, pod: DesiredPod, attempt: int, site: Site) -> dict[s
         return env | {"ROLL_LISTEN": site.listen}
     env["ROLL_SCHEDULER"] = site.scheduler
     given = _role(job, pod.role)
+    usual = TRAINING if pod.role == "trainer" else WAITING
     if pod.role == "trainer":
         per_pod = given.gpu.count if given.gpu else 1
         env["RANK"] = str(pod.index * per_pod)
         env["WORLD_SIZE"] = str(given.replicas * per_pod)
-    return {**THREADS, **given.env, **env}
+    return {**usual, **given.env, **env}
 
 
 def _role(job: RLJob, role: str) -> Role:

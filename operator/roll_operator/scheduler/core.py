@@ -72,6 +72,7 @@ def _finish(state: JobState, now: float) -> None:
         return
     state.finished = state.ending or COMPLETE
     training.cancel_live(state, now, Cause.JOB_ENDED)
+    training.abandon_after(state, last)
     groups.settle(state, now)
     for worker in state.workers.values():
         state.out.drains[worker.id] = state.finished

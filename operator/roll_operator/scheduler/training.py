@@ -92,6 +92,15 @@ def _open_lineage(state: JobState, step: int, now: float) -> None:
     state.notices["lineage"] = f"training starts again from step {step} as lineage {state.lineage}"
 
 
+def abandon_after(state: JobState, step: int) -> None:
+    """Batches beyond the last step of a job that was given fewer of them are not trained."""
+    for batch in [b for b in state.batches.values() if b.step > step]:
+        _move_batch(state, batch, BatchState.ABANDONED)
+        del state.batches[batch.step]
+        state.count(f"editions.{state.lineage}.{batch.step}")
+    state.formed = min(state.formed, step)
+
+
 def cancel_live(state: JobState, now: float, cause: Cause) -> None:
     validation.abandon(state, now, cause)
     for group in list(state.groups.values()):
@@ -129,12 +138,8 @@ def acquire(state: JobState, term: int, step: int, now: float) -> Batch | None:
             return None
         batch.attempts += 1
         batch.acquired_term = term
-        recorded = batch.recorded
-        state.record_batch(batch)
-        if (
-            batch.attempts == 1
-        ):  # a batch that was ready is handed out at once: a first try is soon written
-            batch.recorded = recorded
+        # A batch that lies ready is handed out at once; that somebody tries it is written right behind.
+        state.record_batch(batch, awaited=batch.attempts > 1)
     return batch
 
 

@@ -23,12 +23,14 @@ class Server:
         self.secrets: list[str] = []
         self.keys: dict[str, Any] = {"keys": [{"kid": "one"}]}
         self.down = False
+        self.asked: list[str] = []
         self.certificate: dict[str, Any] = {}
 
     async def get(self, path: str, accept: str = "") -> Any:
+        name = path.rsplit("/", 1)[1]
+        self.asked.append(name)
         if path == "/openid/v1/jwks":
             return self.keys
-        name = path.rsplit("/", 1)[1]
         if path == f"/apis/cert-manager.io/v1/namespaces/ns/certificates/{name}":
             return self.certificate
         if name not in self.config_maps:
@@ -57,7 +59,8 @@ def test_a_certificate_is_made_once_and_rotated_at_two_thirds_of_its_life(job: A
 
     async def scenario() -> None:
         first = keeper()
-        made = await first.of(job)
+        made = await first.of(job, new=True)
+        assert server.asked == ["jwks"], "there was nothing to be read"
         assert server.secrets == [f"sums-tls-{made.serial}"]
         assert await first.of(job) is made
         server.config_maps["sums-trust"] = config_map(job, made)

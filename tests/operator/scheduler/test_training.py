@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from roll_operator.scheduler import presence, training
 from roll_operator.scheduler.lifecycle import BatchState, GroupState
@@ -503,3 +505,21 @@ def test_a_batch_that_nobody_was_handed_is_no_attempt(world: MakeWorld) -> None:
     restart(job)
     batch = acquire(job, 2)
     assert batch is not None and batch.attempts == 1
+
+
+def test_a_batch_beyond_the_last_step_of_a_shortened_job_is_abandoned(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, max_staleness=1, run_ahead=1.0)
+    first, second = sorted(g.id for g in job.state.groups.values())[:2]
+    job.complete(first)
+    assert acquire(job, 1) is not None
+    job.complete(second)
+    training.report(*job.seat(), 1, "{}", job.now)
+    training.commit(*job.seat(), CheckpointRow(1, 1, "checkpoint-1", "d"), job.now)
+    job.flush()
+    assert 2 in job.state.batches
+    job.settings = replace(job.settings, steps=1)
+    job.crash_scheduler()
+    job.run_to_the_end()
+    job.flush()
+    found = job.audit()
+    assert (found.problems, found.live, found.trained) == ([], 0, 2)

@@ -60,9 +60,14 @@ def micro_batch(branches: bool) -> MicroBatch:
     return MicroBatch(ids, None, None, asked, asked, asked)
 
 
+@pytest.mark.parametrize("short", [0, passes.SHORT])
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_states_and_gradients_are_the_librarys(family: str, branches: bool) -> None:
+def test_states_and_gradients_are_the_librarys(
+    family: str, branches: bool, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention is multiplied by torch, and for short rows by numpy."""
+    monkeypatch.setattr(passes, "SHORT", short)
     whole, part = model(family), micro_batch(branches)
     assert supported(whole, torch.float32)
     toward = torch.randn(6, 48)

@@ -21,7 +21,7 @@ POLL_SECONDS = 2.0
 POLLS_PER_SECOND = 50.0
 """Over all jobs."""
 BUSY_POLLS_PER_SECOND = 10.0
-"""Of those that are ready, while new jobs wait."""
+"""Of those that are ready, while new jobs wait; but each of them every `REPEAT_SECONDS`."""
 SHOW_SECONDS = 10.0
 SHOWS_PER_SECOND = 20.0
 """New figures of a job are passed on this often, and of all jobs not more than can be written."""
@@ -153,8 +153,9 @@ class LinkPool:
         if decisive != line.decisive or self._shows(line):
             line.decisive, line.shown, line.shown_at = decisive, line.progress, self._clock()
             self._changed(key)
-        rate = BUSY_POLLS_PER_SECOND if self._busy() and _settled(line) else POLLS_PER_SECOND
-        spread = max(POLL_SECONDS, len(self._lines) / rate)
+        spread = max(POLL_SECONDS, len(self._lines) / POLLS_PER_SECOND)
+        if self._busy() and _settled(line):
+            spread = max(spread, min(len(self._lines) / BUSY_POLLS_PER_SECOND, REPEAT_SECONDS))
         self._queue.add_after(key, spread * random.uniform(0.8, 1.2))
 
     def _shows(self, line: _Line) -> bool:

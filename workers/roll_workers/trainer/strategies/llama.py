@@ -316,7 +316,8 @@ def _bmm(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.bmm(left, right, out=out)
     if out is None:
         out = left.new_empty(*left.shape[:2], right.shape[2])
-    np.matmul(left.numpy(), right.numpy(), out=out.numpy())
+    with np.errstate(all="ignore"):  # of a loss that is not finite others tell, and whose it is
+        np.matmul(left.numpy(), right.numpy(), out=out.numpy())
     return out
 
 
