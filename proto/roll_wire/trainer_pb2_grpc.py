@@ -105,8 +105,7 @@ class TrainerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportStep(self, request, context):
-        """Records batch `step` + 1, too, if it is complete by now: a trainer asks for it next.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

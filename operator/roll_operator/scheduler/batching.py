@@ -19,31 +19,18 @@ from roll_operator.scheduler.state import Batch, JobState
 def try_form(state: JobState, now: float) -> Batch | None:
     """Form batch F if the trainer asks for it and it is, or by exchanges can be made, complete."""
     step = state.first_open_step
-    if state.asked != step or not state.form_due or not _may_form(state):
+    if state.asked != step or not state.form_due or state.ending or state.finished or state.error:
         return None
-    if state.slots.missing(step):
+    if not state.trainer_is_here:
+        return None
+    held = state.slots.of(step)
+    if state.slots.ready[step] < state.settings.groups_per_step:
         if now < state.resume_at:
             return None  # workers that come back may hold tokens that nobody here knows of
         state.form_due = False
         if not _exchange(state, step, now):
             return None
-    batch = _form(state, step, now)
-    batch.attempts, batch.acquired_term = 1, state.trainer.term  # it is formed for who asks
-    state.record_batch(batch)
-    return batch
-
-
-def form_early(state: JobState, now: float) -> None:
-    """Record the batch that the trainer will ask for next, if it is complete: it then waits for no commit."""
-    step = state.first_open_step
-    if step > state.settings.steps or step != state.reported + 1 or not _may_form(state):
-        return
-    if not state.slots.missing(step):
-        state.record_batch(_form(state, step, now))
-
-
-def _may_form(state: JobState) -> bool:
-    return state.trainer_is_here and not (state.ending or state.finished or state.error)
+    return _record(state, step, [held[slot] for slot in sorted(held)], now)
 
 
 def _exchange(state: JobState, step: int, now: float) -> bool:
@@ -53,7 +40,7 @@ def _exchange(state: JobState, step: int, now: float) -> bool:
     first. Either all of them find one, or nothing is changed.
     """
     slots, settings = state.slots, state.settings
-    missing = slots.missing(step)
+    missing = settings.groups_per_step - slots.ready[step]
     if sum(n for later, n in slots.ready.items() if later > step) < missing:
         return False
     late = [g for g in slots.of(step).values() if g.state is not GroupState.READY]
@@ -105,9 +92,8 @@ def _swap(state: JobState, step: int, late: Group | None, ready: Group, now: flo
     state.touch(ready)
 
 
-def _form(state: JobState, step: int, now: float) -> Batch:
-    held, before = state.slots.of(step), state.batches.get(step - 1)
-    members = [held[slot] for slot in sorted(held)]
+def _record(state: JobState, step: int, members: list[Group], now: float) -> Batch:
+    before = state.batches.get(step - 1)
     edition = state.counters[f"editions.{state.lineage}.{step}"]
     samples = [u for g in members for u in g.kept]
     ages = [step - 1 - u.oldest for u in samples if u.oldest is not None]
@@ -122,6 +108,8 @@ def _form(state: JobState, step: int, now: float) -> Batch:
         digest=b"",
         oldest=min([u.oldest for u in samples if u.oldest is not None], default=None),
         formed=now,
+        attempts=1,  # it is formed for the trainer that asks
+        acquired_term=state.trainer.term,
         groups=members,
         reward=math.fsum([u.reward or 0.0 for u in samples]) / len(samples),
         staleness=sum(ages) / len(ages) if ages else 0.0,
@@ -133,6 +121,7 @@ def _form(state: JobState, step: int, now: float) -> Batch:
         state.touch(group)
     state.slots.forget(step)
     state.batches[step] = batch
+    state.record_batch(batch)
     state.formed = step
     state.asked = 0
     if state.filtered_in_step < state.settings.filter_budget * state.settings.groups_per_step:

@@ -251,7 +251,6 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
             if batch is None:
                 await self._hub.next_batch(left)
             else:
-                self._hub.wake()  # an attempt is written, though nobody waits for it
                 await self._hub.durable(batch.recorded)
                 return trainer_pb2.Batch(
                     step=batch.step,

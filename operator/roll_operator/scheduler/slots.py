@@ -56,10 +56,6 @@ class Slots:
         """The group has just become ready, in its slot."""
         self.ready[group.step] += 1
 
-    def missing(self, step: int) -> int:
-        """Groups that have to become ready before the step's batch is complete."""
-        return self.per_step - self.ready.get(step, 0)
-
     def of(self, step: int) -> dict[int, Group]:
         return self._open(step)
 

@@ -85,7 +85,7 @@ class Batch:
     groups: list[Group] | None = None
     reward: float = 0.0
     staleness: float = 0.0  # mean over sampled tokens' oldest version per sample
-    recorded: int = 0  # the transaction after which it may be handed out
+    recorded: int = 0  # the transaction that holds its newest row
 
 
 @dataclass(slots=True)
@@ -310,10 +310,8 @@ class JobState:
         acks.leases += leases
         acks.verdicts += [verdict] * len(leases)
 
-    def record_batch(self, batch: Batch, *, awaited: bool = True) -> None:
-        """`awaited`: it is not handed out before this is on disk."""
-        if awaited:
-            batch.recorded = self.transaction
+    def record_batch(self, batch: Batch) -> None:
+        batch.recorded = self.transaction
         self.writes.batches.append(
             (
                 batch.lineage,

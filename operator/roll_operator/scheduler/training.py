@@ -6,7 +6,7 @@ changes nothing. A sample is in at most one committed step of a lineage.
 
 from __future__ import annotations
 
-from roll_operator.scheduler import batching, groups, validation
+from roll_operator.scheduler import groups, validation
 from roll_operator.scheduler.lifecycle import (
     BATCH_TRANSITIONS,
     BatchState,
@@ -138,8 +138,7 @@ def acquire(state: JobState, term: int, step: int, now: float) -> Batch | None:
             return None
         batch.attempts += 1
         batch.acquired_term = term
-        # A batch that lies ready is handed out at once; that somebody tries it is written right behind.
-        state.record_batch(batch, awaited=batch.attempts > 1)
+        state.record_batch(batch)
     return batch
 
 
@@ -193,7 +192,6 @@ def report(state: JobState, term: int, step: int, metrics: str, now: float) -> N
     state.last_progress = now
     state.metrics = metrics
     state.writes.steps.append((state.lineage, step, term, metrics, now))
-    batching.form_early(state, now)
 
 
 def publish(state: JobState, term: int, publication: Publication) -> None:

@@ -45,10 +45,7 @@ def make(folder: Path, *, steps: int) -> None:
     else:
         job.fetch_all()
         job.finish_all("reset")
-        unfinished = sorted(g.id for g in job.state.groups.values() if g.unfinished and g.step)
-        for group in [g.id for g in job.state.groups.values() if not g.step]:
-            job.complete(group)  # held-out prompts
-        ready, filtered, *_ = unfinished
+        ready, filtered, *_ = sorted(g.id for g in job.state.groups.values() if g.unfinished)
         job.complete(ready)
         job.complete(filtered, rewards=[0.0])
     job.flush()
