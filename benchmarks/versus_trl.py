@@ -1,11 +1,12 @@
 """The same model, task, batch and optimizer under `roll run` and under TRL's GRPOTrainer, one after the other.
 
-    python benchmarks/versus_trl.py              # about 4 minutes on two quiet cores
+    python benchmarks/versus_trl.py              # about 6 minutes on two quiet cores
     python benchmarks/versus_trl.py --tokens 4 --json
 
 Two questions. How many samples a second, with 4 and with 64 new tokens each (for 64 the model has no way to
 stop, so that every answer has exactly 64)? And how many seconds and samples to a held-out reward of 0.5 and
-0.9 on the largest of three digits? Loading and imports are not counted. Held-out prompts are answered in the
+0.9 on the largest of three digits (the median of five seeds: by luck one run takes twice the samples of
+another, under both)? Loading and imports are not counted. Held-out prompts are answered in the
 runs of the second question only, greedily every 10 steps by both: TRL's clock stops meanwhile, while
 `roll run` does it beside training. TRL runs without gradient checkpointing, which it has on by default and which
 costs it a seventh of its speed here; for the first question it runs once more as it comes.
@@ -24,11 +25,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 GROUPS, SIZE = 32, 8
 SAMPLES = GROUPS * SIZE
 WARM_STEPS = 5
+ENTROPY = 0.01
+SEEDS = range(1, 6)
 
 
 def model_folder(where: Path, *, endless: bool) -> Path:
@@ -49,7 +53,9 @@ def model_folder(where: Path, *, endless: bool) -> Path:
     return folder
 
 
-def with_roll(where: Path, tokens: int, steps: int, rate: float, every: int) -> dict[str, Any]:
+def with_roll(
+    where: Path, tokens: int, steps: int, rate: float, every: int, seed: int = 42
+) -> dict[str, Any]:
     job = {
         "apiVersion": "roll.dev/v1alpha1",
         "kind": "RLJob",
@@ -57,7 +63,7 @@ def with_roll(where: Path, tokens: int, steps: int, rate: float, every: int) -> 
         "spec": {
             "pipeline": "RLVR",
             "steps": steps,
-            "seed": 42,
+            "seed": seed,
             "model": {"path": str(model_folder(where, endless=tokens > 4))},
             "data": {
                 "train": {"path": "builtin:largest-of-three"},
@@ -72,7 +78,7 @@ def with_roll(where: Path, tokens: int, steps: int, rate: float, every: int) -> 
                     else {}
                 ),
             },
-            "algorithm": {"learningRate": rate, "entropy": 0.01},
+            "algorithm": {"learningRate": rate, "entropy": ENTROPY},
             "rollout": {
                 "groupsPerStep": GROUPS,
                 "groupSize": SIZE,
@@ -112,11 +118,18 @@ def with_roll(where: Path, tokens: int, steps: int, rate: float, every: int) -> 
 
 
 def with_trl(
-    where: Path, tokens: int, steps: int, rate: float, every: int, *, as_it_comes: bool = False
+    where: Path,
+    tokens: int,
+    steps: int,
+    rate: float,
+    every: int,
+    seed: int = 42,
+    *,
+    as_it_comes: bool = False,
 ) -> dict[str, Any]:
     """In a process of its own: `--trl` below."""
     out = where / "trl.json"
-    arguments = [str(where), str(tokens), str(steps), str(rate), str(every), str(out)]
+    arguments = [str(where), str(tokens), str(steps), str(rate), str(every), str(seed), str(out)]
     subprocess.run(
         [sys.executable, __file__, "--trl", *arguments, str(int(as_it_comes))],
         check=True,
@@ -127,7 +140,14 @@ def with_trl(
 
 
 def trl_process(
-    where: Path, tokens: int, steps: int, rate: float, every: int, out: Path, as_it_comes: bool
+    where: Path,
+    tokens: int,
+    steps: int,
+    rate: float,
+    every: int,
+    seed: int,
+    out: Path,
+    as_it_comes: bool,
 ) -> None:
     import torch
     from datasets import Dataset
@@ -190,6 +210,7 @@ def trl_process(
         max_steps=steps,
         temperature=1.0,
         beta=0.0,
+        entropy_coef=ENTROPY,
         use_cpu=True,
         bf16=False,
         report_to=[],
@@ -197,7 +218,7 @@ def trl_process(
         logging_steps=50,
         disable_tqdm=True,
         gradient_checkpointing=as_it_comes,
-        seed=42,
+        seed=seed,
     )
     rows = [{"prompt": r["prompt"], "answer": str(r["answer"])} for r in train]
     GRPOTrainer(
@@ -219,54 +240,71 @@ def trl_process(
     )
 
 
-def reached(held_out: list[dict[str, float]], goal: float) -> tuple[float, int] | None:
-    """(seconds, samples) until the held-out reward first reached `goal`."""
+def reached(held_out: list[dict[str, float]], goal: float) -> tuple[float, float]:
+    """(seconds, samples) until the held-out reward first reached `goal`; infinite if it never did."""
     for point in held_out:
         if point["reward"] >= goal:
-            return point["seconds"], int(point["step"]) * SAMPLES
-    return None
+            return point["seconds"], point["step"] * SAMPLES
+    return float("inf"), float("inf")
+
+
+def measure(run: Callable[..., dict[str, Any]], *arguments: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder), *arguments)
+
+
+def speed(tokens: int, steps: int, rate: float) -> dict[str, float]:
+    sides = {"roll": with_roll, "TRL": with_trl, "as it comes": partial(with_trl, as_it_comes=True)}
+    found: dict[str, float] = {
+        side: measure(run, tokens, steps, rate, 0)["samples_per_second"]
+        for side, run in sides.items()
+    }
+    ours = found["roll"]
+    print(
+        f"{tokens} new tokens: roll {ours:,.0f} samples/s, "
+        + "; ".join(f"{side} {at:,.0f}: {ours / at:.2f}x" for side, at in list(found.items())[1:]),
+        flush=True,
+    )
+    return found
+
+
+def learning() -> dict[str, Any]:
+    found = {
+        side: [measure(run, 4, 100, 5e-4, 10, seed)["held_out"] for seed in SEEDS]
+        for side, run in (("roll", with_roll), ("TRL", with_trl))
+    }
+    for goal in (0.5, 0.9):
+        for side, runs in found.items():
+            seconds, samples = zip(*(reached(held_out, goal) for held_out in runs), strict=True)
+            each = ", ".join(f"{n:,.0f}" for n in samples)
+            print(
+                f"held-out reward {goal}, {side}: {median(seconds):.1f} s, "
+                f"{median(samples):,.0f} samples (of each seed {each})",
+                flush=True,
+            )
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--trl", nargs=7, help=argparse.SUPPRESS)
+    parser.add_argument("--trl", nargs=8, help=argparse.SUPPRESS)
     parser.add_argument(
         "--tokens", type=int, choices=(4, 64), help="only this length; both by default"
     )
     parser.add_argument("--json", action="store_true", help="print everything that was measured")
     args = parser.parse_args()
     if args.trl:
-        where, tokens, steps, rate, every, out, as_it_comes = args.trl
-        numbers = int(tokens), int(steps), float(rate), int(every)
+        where, tokens, steps, rate, every, seed, out, as_it_comes = args.trl
+        numbers = int(tokens), int(steps), float(rate), int(every), int(seed)
         trl_process(Path(where), *numbers, Path(out), as_it_comes == "1")
         return
-    measured: dict[str, dict[str, Any]] = {}
-    for name, tokens, steps, rate, every in (
-        ("4 new tokens", 4, 200, 5e-4, 0),
-        ("64 new tokens", 64, 25, 1e-9, 0),
-        ("learning", 4, 100, 5e-4, 10),
-    ):
-        if args.tokens not in (None, tokens):
-            continue
-        sides: dict[str, Callable[..., dict[str, Any]]] = {"roll": with_roll, "trl": with_trl}
-        if not every:
-            sides["trl as it comes"] = partial(with_trl, as_it_comes=True)
-        for side, run in sides.items():
-            with tempfile.TemporaryDirectory() as folder:
-                measured[f"{name}, {side}"] = run(Path(folder), tokens, steps, rate, every)
-        roll, trl = measured[f"{name}, roll"], measured[f"{name}, trl"]
-        ours, theirs = roll["samples_per_second"], trl["samples_per_second"]
-        if not every:
-            default = measured[f"{name}, trl as it comes"]["samples_per_second"]
-            print(
-                f"{name}: roll {ours:,.0f} samples/s, TRL {theirs:,.0f}: {ours / theirs:.2f}x; "
-                f"as it comes {default:,.0f}: {ours / default:.2f}x",
-                flush=True,
-            )
-        for goal in (0.5, 0.9) if every else ():
-            a, b = reached(roll["held_out"], goal), reached(trl["held_out"], goal)
-            words = [f"{x[0]:.1f} s, {x[1]:,} samples" if x else "not reached" for x in (a, b)]
-            print(f"held-out reward {goal}: roll {words[0]}; TRL {words[1]}", flush=True)
+    measured: dict[str, Any] = {}
+    if args.tokens != 64:
+        measured["4 new tokens"] = speed(4, 200, 5e-4)
+    if args.tokens != 4:
+        measured["64 new tokens"] = speed(64, 25, 1e-9)
+    if args.tokens != 64:
+        measured["learning"] = learning()
     if args.json:
         print(json.dumps(measured))
 

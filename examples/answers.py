@@ -12,6 +12,7 @@ import torch
 from roll_workers.builtin.models import load_tokenizer, resolve_model
 from roll_workers.environment.envs.rows import read_rows
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 QUESTIONS = 8
 
@@ -19,6 +20,7 @@ QUESTIONS = 8
 def answers(folder: Path, rows: list[dict], new_tokens: int) -> list[str]:
     """The most likely answer to each row's prompt."""
     tokenizer = load_tokenizer(str(folder), folder, folder)
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     said = []
     for row in rows:

@@ -1,10 +1,12 @@
-"""Whether an image holds what its pods need, seen from inside: `images/build --check` runs it there.
+"""Whether an image holds what its pods need, seen from inside: `images/build --check` runs it there, and a test on
+the cluster.
 
 No GPU is needed for the check of a CUDA image: its libraries are loaded, and say that there is none.
 """
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +16,9 @@ USER = 10001
 def main() -> None:
     image, accelerator = sys.argv[1:]
     assert os.getuid() == USER, f"runs as user {os.getuid()}, not as {USER}"
-    assert not importlib.util.find_spec("uv"), "a tool of the build was left in the image"
+    tools = [name for name in ("uv", "cc", "make", "buildah") if shutil.which(name)]
+    tools += [name for name in ("/opt/uv", "/build") if os.path.exists(name)]
+    assert not tools, f"tools of the build were left in the image: {', '.join(tools)}"
     said = operator() if image == "operator" else worker(accelerator)
     print(f"check: {image}: {said}", flush=True)
 

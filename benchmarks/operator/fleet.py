@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from roll_api import RLJob
@@ -95,10 +94,10 @@ def objects(number: int, cluster: Cluster, keys: str) -> tuple[list[Manifest], l
     manifest["metadata"]["uid"] = f"00000000-0000-4000-8000-{number:012d}"
     job = RLJob.from_json(json.dumps(manifest))
     pair = certificates.make(certificates.names(job.name, job.metadata.namespace), time.time())
-    trusted = trust.Trust(pair.certificate, keys, pair.serial, 0.0)
+    trusted = trust.Trust(pair.certificate, keys, pair.serial, made_at=0.0, rotates_at=0.0)
     made = [trust.config_map(job, trusted), *support(job, cluster)]
     beside = [trust.secret_of(job, pair), *(signed(m, digest_of(m)) for m in made)]
-    planned = plan(job, Observed(), time.time(), replace(site(job), keeps_ended=True))
+    planned = plan(job, Observed(), time.time(), site(job, cluster))
     starts = [action for action in planned.actions if isinstance(action, StartPod)]
     pods = [pod(job, start, cluster, pair.serial, starting=False) for start in starts]
     return beside, pods

@@ -21,11 +21,11 @@ from typing import Any, Self
 import aiohttp
 import uvloop
 from roll_cluster import ApiServer, ClusterError, kwok
-from roll_cluster.api_server import free_port
 from roll_cluster.binaries import require
 from roll_cluster.components import Components
 from roll_cluster.processes import Process
 from roll_cluster.settings import State
+from roll_wire.ports import free_port
 from ruamel.yaml import YAML
 from watching import Access
 
@@ -172,17 +172,14 @@ class World:
 
     def _own_env(self) -> dict[str, str]:
         """What only a pod would have."""
-        token = self.folder / "token"
-        token.write_text(
-            self.server.kubectl("create", "token", "roll-operator", "-n", SYSTEM).strip()
-        )
+        token = self.server.kubectl("create", "token", "roll-operator", "-n", SYSTEM).strip()
         access = {"server": self.server.url, "certificate-authority": str(self.server.keys.ca)}
         kubeconfig = self.folder / "operator.kubeconfig"
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "roll", "cluster": access}],
-            "users": [{"name": "operator", "user": {"token": token.read_text()}}],
+            "users": [{"name": "operator", "user": {"token": token}}],
             "contexts": [{"name": "roll", "context": {"cluster": "roll", "user": "operator"}}],
             "current-context": "roll",
         }
@@ -191,9 +188,8 @@ class World:
             "KUBECONFIG": str(kubeconfig),
             "ROLL_OPERATOR_NAMESPACE": SYSTEM,
             "ROLL_IDENTITY": "benchmark",
-            "ROLL_TOKEN": str(token),
-            "ROLL_HEALTH_PORT": str(free_port("127.0.0.1")),
-            "ROLL_METRICS_PORT": str(free_port("127.0.0.1")),
+            "ROLL_HEALTH_PORT": str(free_port()),
+            "ROLL_METRICS_PORT": str(free_port()),
         }
 
     def rest(self) -> None:

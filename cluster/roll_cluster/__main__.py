@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from roll_cluster import binaries, packages, project
@@ -13,6 +14,7 @@ from roll_cluster.settings import ClusterError, State, binaries_folder
 def main() -> int:
     options = _parser().parse_args()
     cluster = Cluster(State.from_environment(), say)
+    began = time.monotonic()
     try:
         COMMANDS[options.command](cluster, options)
     except ClusterError as error:
@@ -20,6 +22,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    if options.command in TIMED:
+        say(f"{options.command} took {time.monotonic() - began:.0f} s")
     return 0
 
 
@@ -108,6 +112,7 @@ COMMANDS = {
     "images": images,
     "build": build,
 }
+TIMED = ("up", "install", "prepare")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from roll_wire.ports import LOOPBACK, free_port
+
 from roll_cluster import binaries
 from roll_cluster.keys import Keys
 from roll_cluster.processes import Process
@@ -27,8 +29,6 @@ from roll_cluster.settings import (
     binaries_folder,
     cache,
 )
-
-LOOPBACK = "127.0.0.1"
 
 # Everything, without bodies: who asked for what, when, and what the answer was.
 AUDIT_POLICY = {
@@ -131,7 +131,7 @@ class ApiServer:
             raise ClusterError("etcd is not installed: apt-get install etcd-server")
         if self.etcd.pid is not None:
             return
-        client, peer = free_port(LOOPBACK), free_port(LOOPBACK)
+        client, peer = free_port(), free_port()
         (self.folder / "run").mkdir(parents=True, exist_ok=True)
         self._etcd_port.write_text(str(client))
         self.etcd.start(
@@ -205,12 +205,6 @@ def kubectl(kubeconfig: Path, *arguments: str | Path, stdin: str | None = None) 
     if done.returncode:
         raise ClusterError(f"kubectl {' '.join(command[1:])}: {done.stderr.strip()}")
     return done.stdout
-
-
-def free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(address: str, port: int) -> bool:

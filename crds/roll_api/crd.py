@@ -33,7 +33,7 @@ _KEPT = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "required",
 )  # fmt: skip
 
-ONE_LINE = 600
+ONE_LINE = 1000
 """Characters of an object that is written on one line: a third of the text would be indentation."""
 
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (

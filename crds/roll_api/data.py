@@ -44,7 +44,7 @@ class DataSource(Model):
     """Rows of prompts: JSONL, parquet, a Hugging Face folder or id, or `builtin:NAME`."""
 
     path: Location
-    """JSONL or parquet file, Hugging Face folder or id, or `builtin:NAME`."""
+    """JSONL or parquet file, Hugging Face folder or id, or `builtin:NAME`. `ID:CONFIG` chooses a configuration of an id. Of a folder the files are read that are named for the split (`train`; `validation`, `test`, `dev`, …), or else those that are named for none."""
 
     prompt_key: Key = "prompt"
     """Column of the prompt, a string."""

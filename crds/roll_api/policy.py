@@ -17,7 +17,7 @@ class RunPolicy(Model):
     """Deadlines, and what is left behind at the end. What concerns pods has no effect on one machine."""
 
     active_deadline_seconds: Seconds | None = None
-    """Seconds that a run may last before the job fails; a suspended job's clock stands still."""
+    """Seconds that a run may last before the job fails; a resumed job's clock begins anew."""
 
     pre_running_deadline_seconds: Seconds | None = None
     """Seconds within which all pods must have been ready once."""

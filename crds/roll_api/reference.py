@@ -29,11 +29,11 @@ The last column tells when a key of a job that has begun may change:
 | word | on a cluster | on one machine |
 | --- | --- | --- |
 | any time | takes effect at once | at the next `roll run` |
-| at rest | while the job is suspended; a running one refuses it, or takes it up when it is next resumed | at the next `roll run` |
+| at rest | while the job is suspended; a running one refuses it, and takes up a template or options when it is next resumed | at the next `roll run` |
 | never | another `metadata.name` | another folder (`--output`), or `--fresh` |
 
-On one machine `rollout.groupsPerStep` and `rollout.groupSize` never change either: recorded batches have that shape; and
-of `storage` only `uri` counts. `steps` may grow: a finished run goes on. In a queue of Kueue replicas change at rest.
+On one machine only `uri` counts of `storage`. `steps` may grow: a finished run goes on. In a queue of Kueue replicas change
+at rest.
 Kinds and pipelines that no worker of this version runs are words of the contract all the same: `roll validate` tells them.
 """
 
@@ -147,7 +147,8 @@ def _change(path: str) -> str:
     of = path.split("[", 1)[0]
     for transition in TRANSITIONS:
         for read in transition.reads:
-            if not transition.unless_suspended and (of == read or of.startswith(f"{read}.")):
+            fixed = not transition.unless_suspended and transition.seen is not bool
+            if fixed and (of == read or of.startswith(f"{read}.")):
                 return "never"
     if (
         of == "steps"

@@ -88,7 +88,11 @@ class Rollout(Model):
     """Batches that may be in the making beyond the current one. Without it: the smaller of `maxStaleness` and 1.5."""
 
     late: Literal["Wait", "Drop"] = "Wait"
-    """Whether a step waits for its slowest group or drops it."""
+    """Whether a step waits for its slowest group or drops it.
+
+    It waits in any case while too few others are ready, and always with `maxStaleness` 0. What `Drop` does to
+    the lengths of answers is told as a notice.
+    """
 
     partial: Literal["Resume", "Discard"] = "Resume"
     """What happens to unfinished answers at a weight update or a pod's death."""

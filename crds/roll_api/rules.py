@@ -2,7 +2,8 @@
 
 Pydantic and the CRD both read this table, so a job means the same to `roll` and to the API server.
 A rule's CEL stands at `spec`, after defaulting: fields with a default are always there, others need
-`has()`. CEL never touches templates and free options: the API server hides them from it.
+`has()`. CEL reads no key of templates and free options: the API server hides them from it, but compares them
+with the section that they are in.
 """
 
 from __future__ import annotations
@@ -42,6 +43,22 @@ class Transition:
     """Whether a suspended job may change it."""
     concerns: Callable[[JobSpec], bool] = lambda _: True
     """Whether the rule is about this (old) spec at all."""
+    but: tuple[Transition, ...] = ()
+    """Where one of these refuses the change, this one says nothing."""
+    seen: Callable[[Any], Any] = lambda value: value
+    """What of a key's value must stay as it was."""
+    while_there: bool = False
+    """Whether the keys may come and go, and only must not change while they stay."""
+
+    def broken_by(self, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+        """The keys that differ between two dumped specs, as far as the rule looks at them."""
+        values = [(path, read(old, path), read(new, path)) for path in self.reads]
+        return [
+            path
+            for path, before, after in values
+            if self.seen(before) != self.seen(after)
+            and not (self.while_there and (before is None or after is None))
+        ]
 
 
 _GENERATES = ("RLVR", "Agentic", "Distill")
@@ -221,24 +238,26 @@ RULES: tuple[Rule, ...] = (
 
 _MAY_BE_ABSENT = (
     "data",
+    "data.validation",
     "environment",
+    "environment.actionPattern",
     "environment.kind",
     "environment.python",
+    "environment.validation",
     "image",
     "managedBy",
-    "model.reference",
     "scheduling.queue",
     *(f"roles.{role}.gpu" for role in ("trainer", "inference", "reward", "environment")),
 )
 """Keys without a default. All others are there in the old and the new object, whoever wrote them."""
 
 
-def _unchanged(path: str) -> str:
-    """CEL for "this key is as it was", whether or not it is there."""
+def _unchanged(path: str, *, below: str = "") -> str:
+    """CEL for "this key is as it was", whether or not it is there. What it is `below` is there."""
     same = f"self.{path} == oldSelf.{path}"
     parts = path.split(".")
     for key in (".".join(parts[:depth]) for depth in range(len(parts), 0, -1)):
-        if key in _MAY_BE_ABSENT:
+        if key in _MAY_BE_ABSENT and key != below:
             same = f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || {same})"
     return same
 
@@ -253,11 +272,36 @@ def _fixed(shown_at: str, why: str, *paths: str) -> Transition:
     return Transition(shown_at, message, reads, _all_unchanged(reads), unless_suspended=False)
 
 
-def _suspend_first(shown_at: str, *paths: str) -> Transition:
+def _fixed_while_there(path: str, why: str) -> Transition:
+    """For a key below sections that a job may have or not."""
+    parts = path.split(".")
+    above = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+    absent = [f"!has(self.{key}) || !has(oldSelf.{key})" for key in above if key in _MAY_BE_ABSENT]
+    cel = " || ".join([*absent, f"self.{path} == oldSelf.{path}"])
+    message = f"{path} cannot be changed: {why}"
+    return Transition(path, message, (path,), cel, unless_suspended=False, while_there=True)
+
+
+def _suspend_first(
+    shown_at: str, *paths: str, within: str = "", but: tuple[Transition, ...] = ()
+) -> Transition:
+    """What a running job may not change: a section, without what rules of their own fix in it (`but`), or keys of
+    the section `within`.
+
+    Each write of the status has the rules evaluated, with an equal spec; and each key that a rule reads costs as much
+    as its object has keys. One comparison of a section is cheaper than those of its keys, which decide after it.
+    """
     reads = paths or (shown_at,)
     message = f"{shown_at} cannot be changed while the job runs: set suspend: true first"
-    cel = f"oldSelf.suspend || {_all_unchanged(reads)}"
-    return Transition(shown_at, message, reads, cel, unless_suspended=True)
+    same = _all_unchanged(reads)
+    if within:
+        both = f"has(self.{within}) && has(oldSelf.{within})"
+        keys = [_unchanged(path, below=within) for path in reads]
+        there = [both] if within in _MAY_BE_ABSENT else []
+        same = f"{_unchanged(within)} || {' && '.join([*there, *keys])}"
+    elsewhere = "".join(f" || !({other.cel})" for other in but)
+    cel = f"{same}{elsewhere} || oldSelf.suspend"
+    return Transition(shown_at, message, reads, cel, unless_suspended=True, but=but)
 
 
 def _queued(shown_at: str, message: str, *reads: str) -> Transition:
@@ -273,38 +317,66 @@ def _queued(shown_at: str, message: str, *reads: str) -> Transition:
     )
 
 
-def _pod_keys(role: str) -> tuple[str, ...]:
-    """What decides where a pod stands: a running one cannot be moved."""
-    return (f"{role}.gpu", f"{role}.resources", f"{role}.placement")
+def _suspend_role_first(role: str, *own: str) -> Transition:
+    """All of a role but `replicas`, where they may change, and what CEL does not see."""
+    shared = ("threads", "gpu", "resources", "placement", "env")
+    keys = (f"roles.{role}.{key}" for key in (*shared, *own))
+    return _suspend_first(f"roles.{role}", *keys, within=f"roles.{role}")
 
 
 _ELASTIC = ("inference", "reward", "environment")
 _NEW_JOB = "what was learnt and recorded belongs to it; make a new job"
+_SHAPE = "recorded batches and slots of steps have this shape; make a new job"
+
+_MODEL = _fixed("model.path", _NEW_JOB)
+_TRAIN = _fixed("data.train.path", _NEW_JOB)
+_HELD_OUT = _fixed_while_there(
+    "data.validation.path", "rewards on it are compared; make a new job, or remove validation"
+)
+_GROUPS = _fixed("rollout.groupsPerStep", _SHAPE)
+_GROUP = _fixed("rollout.groupSize", _SHAPE)
 
 TRANSITIONS: tuple[Transition, ...] = (
     _fixed("pipeline", _NEW_JOB),
     _fixed("seed", _NEW_JOB),
-    _fixed("model.path", _NEW_JOB),
-    _fixed("data.train.path", _NEW_JOB),
+    _MODEL,
+    _TRAIN,
+    _HELD_OUT,
     _fixed("environment", _NEW_JOB, "environment.kind", "environment.python"),
+    _GROUPS,
+    _GROUP,
+    Transition(
+        "rewards",
+        "a job keeps having rewards, or having none: recorded episodes are scored, or not; make a new job",
+        ("rewards",),
+        "(self.rewards.size() == 0) == (oldSelf.rewards.size() == 0)",
+        unless_suspended=False,
+        seen=bool,
+    ),
     _fixed("storage", "checkpoints lie there"),
     _fixed("managedBy", "two controllers would act on the same pods"),
-    _suspend_first("model", "model.reference", "model.dtype"),
-    _suspend_first("algorithm"),
-    _suspend_first("rollout"),
+    _suspend_first("model", but=(_MODEL,)),
+    _suspend_first("data", but=(_TRAIN, _HELD_OUT)),
     _suspend_first(
-        "roles.trainer",
-        "roles.trainer.replicas",
-        "roles.trainer.threads",
-        *_pod_keys("roles.trainer"),
-        "roles.trainer.strategy.kind",
-        "roles.trainer.strategy.microBatchTokens",
+        "environment",
+        *(
+            f"environment.{key}"
+            for key in ("maxTurns", "actionPattern", "formatPenalty", "validation")
+        ),
+        within="environment",
     ),
-    _suspend_first("roles.inference.engine", "roles.inference.engine.kind"),
-    *(_suspend_first(f"roles.{role}", *_pod_keys(f"roles.{role}")) for role in _ELASTIC),
+    _suspend_first("algorithm"),
+    _suspend_first("rollout", but=(_GROUPS, _GROUP)),
+    _suspend_first("rewards"),
+    _suspend_role_first("trainer", "replicas", "strategy.kind", "strategy.microBatchTokens"),
+    _suspend_role_first("inference", "engine.kind", "engine.slots"),
+    _suspend_role_first("reward", "concurrency"),
+    _suspend_role_first("environment", "concurrency"),
     _suspend_first("scheduler.resources"),
     _suspend_first("scheduling"),
     _suspend_first("image"),
+    _suspend_first("weights"),
+    _suspend_first("checkpoint"),
     _queued(
         "roles",
         "Kueue admitted a group of this size: set suspend: true before changing replicas",
@@ -328,5 +400,6 @@ def refused_changes(old: JobSpec, new: JobSpec) -> list[Transition]:
         for transition in TRANSITIONS
         if transition.concerns(old)
         and not (transition.unless_suspended and old.suspend)
-        and any(read(before, path) != read(after, path) for path in transition.reads)
+        and transition.broken_by(before, after)
+        and not any(other.broken_by(before, after) for other in transition.but)
     ]

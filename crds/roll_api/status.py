@@ -89,7 +89,7 @@ class SampleCounts(Reported):
     in_flight: int = 0
     """Admitted, not yet at an end."""
     trained: int = 0
-    """In a committed step."""
+    """In a trained step."""
     dropped: Annotated[dict[str, int], Field(max_length=64)] = {}
     """Ended untrained, by reason."""
 
@@ -98,7 +98,7 @@ class Staleness(Reported):
     """Age of trained tokens in versions."""
 
     max: int = 0
-    """Oldest token of the last batch."""
+    """Oldest token of any batch so far."""
     mean: float = 0.0
     """Mean over the tokens of the last batch."""
 

@@ -81,7 +81,6 @@ def pack_results(results: Sequence[Result]) -> Results:
         has_reward=unless_zero([r.has_reward for r in results]),
         rewards=unless_zero([r.reward for r in results]),
         done=unless_zero([r.done for r in results]),
-        busy_micros=unless_zero([r.busy_micros for r in results]),
         resident=unless_zero([r.resident for r in results]),
         base_tokens=unless_zero([r.base_tokens for r in results]),
         sizes=[len(r.payload) for r in results],
@@ -97,20 +96,20 @@ def unpack_results(packed: Results) -> list[Result]:
             payload=bytes(payload), tokens=tokens,
             oldest=PolicyVersion(lineage=lineage, number=oldest) if lineage else None,
             newest=PolicyVersion(lineage=lineage, number=newest) if lineage else None,
-            has_reward=has_reward, reward=reward, done=done, busy_micros=busy, resident=resident,
+            has_reward=has_reward, reward=reward, done=done, resident=resident,
             base_tokens=base,
         )
         for (
             group, index, lease, turn, tokens, lineage, oldest, newest, has_reward, reward, done,
-            busy, resident, base, payload,
+            resident, base, payload,
         ) in zip(
             packed.groups, column(packed.indices, count, 0), packed.leases,
             column(packed.turns, count, 0), column(packed.tokens, count, 0),
             column(packed.lineages, count, 0), column(packed.oldest, count, 0),
             column(packed.newest, count, 0), column(packed.has_reward, count, False),
             column(packed.rewards, count, 0.0), column(packed.done, count, False),
-            column(packed.busy_micros, count, 0), column(packed.resident, count, False),
-            column(packed.base_tokens, count, 0), views(packed.payloads, packed.sizes),
+            column(packed.resident, count, False), column(packed.base_tokens, count, 0),
+            views(packed.payloads, packed.sizes),
             strict=True,
         )
     ]  # fmt: skip

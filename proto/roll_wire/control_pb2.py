@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from roll_wire import session_pb2 as roll_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15roll/v1/control.proto\x12\x07roll.v1\x1a\x15roll/v1/session.proto\"k\n\x04Pods\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x1d\n\x07\x63urrent\x18\x02 \x03(\x0b\x32\x0c.roll.v1.Pod\x12\x0c\n\x04gone\x18\x03 \x03(\t\x12\x15\n\rauthoritative\x18\x04 \x01(\x08\x12\x0e\n\x06leader\x18\x05 \x01(\x03\"?\n\x03Pod\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\x0b\n\tPodsReply\"\x11\n\x0fProgressRequest\"\x99\x06\n\x0bJobProgress\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x11\n\tpublished\x18\x03 \x01(\x03\x12\x12\n\ncheckpoint\x18\x04 \x01(\x03\x12\x0e\n\x06reward\x18\x05 \x01(\x01\x12\x1a\n\x12samples_per_second\x18\x06 \x01(\x01\x12\x16\n\x0estaleness_mean\x18\x07 \x01(\x01\x12\x15\n\rstaleness_max\x18\x08 \x01(\x03\x12\x32\n\x07samples\x18\t \x03(\x0b\x32!.roll.v1.JobProgress.SamplesEntry\x12\x32\n\x07\x64ropped\x18\n \x03(\x0b\x32!.roll.v1.JobProgress.DroppedEntry\x12\x0e\n\x06redone\x18\x0b \x01(\x03\x12%\n\x07workers\x18\x0c \x03(\x0b\x32\x14.roll.v1.WorkerState\x12\x10\n\x08\x66inished\x18\r \x01(\x08\x12\r\n\x05\x65rror\x18\x0e \x01(\t\x12\x18\n\x10validation_first\x18\x0f \x01(\x01\x12\x17\n\x0fvalidation_last\x18\x10 \x01(\x01\x12\x16\n\x0ehas_validation\x18\x11 \x01(\x08\x12\x17\n\x0fvalidation_step\x18\x19 \x01(\x03\x12\x0f\n\x07notices\x18\x12 \x03(\t\x12\x32\n\x07metrics\x18\x13 \x03(\x0b\x32!.roll.v1.JobProgress.MetricsEntry\x12\x0f\n\x07lineage\x18\x14 \x01(\x03\x12\x18\n\x10last_progress_at\x18\x15 \x01(\x01\x12\x0e\n\x06tokens\x18\x16 \x01(\x03\x12\x13\n\x0bledger_lost\x18\x18 \x01(\t\x12\"\n\x04held\x18\x17 \x01(\x0b\x32\x14.roll.v1.SampleState\x1a.\n\x0cSamplesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa5\x01\n\x0bWorkerState\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\x0f\n\x07\x63redits\x18\x07 \x01(\r\x12\'\n\x07version\x18\x08 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\"\x1f\n\x0eSamplesRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"B\n\nSampleList\x12%\n\x07samples\x18\x01 \x03(\x0b\x32\x14.roll.v1.SampleState\x12\r\n\x05total\x18\x02 \x01(\x03\"\xee\x01\n\x0bSampleState\x12\x1b\n\x04unit\x18\x01 \x01(\x0b\x32\r.roll.v1.Unit\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x0c\n\x04turn\x18\x04 \x01(\r\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\'\n\x07version\x18\x06 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x13\n\x0b\x61ge_seconds\x18\x07 \x01(\x01\x12\x15\n\rstage_seconds\x18\x08 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x12\n\nvalidation\x18\x0b \x01(\x08\",\n\rSampleRequest\x12\x1b\n\x04unit\x18\x01 \x01(\x0b\x32\r.roll.v1.Unit\"X\n\x0bSampleStory\x12#\n\x05state\x18\x01 \x01(\x0b\x32\x14.roll.v1.SampleState\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.roll.v1.SampleEvent\"\x98\x01\n\x0bSampleEvent\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x30\n\x06\x64\x65tail\x18\x04 \x03(\x0b\x32 .roll.v1.SampleEvent.DetailEntry\x1a-\n\x0b\x44\x65tailEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xef\x01\n\x07\x43ontrol\x12-\n\x08SyncPods\x12\r.roll.v1.Pods\x1a\x12.roll.v1.PodsReply\x12=\n\x0bGetProgress\x12\x18.roll.v1.ProgressRequest\x1a\x14.roll.v1.JobProgress\x12;\n\x0bListSamples\x12\x17.roll.v1.SamplesRequest\x1a\x13.roll.v1.SampleList\x12\x39\n\tGetSample\x12\x16.roll.v1.SampleRequest\x1a\x14.roll.v1.SampleStoryb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15roll/v1/control.proto\x12\x07roll.v1\x1a\x15roll/v1/session.proto\"k\n\x04Pods\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x1d\n\x07\x63urrent\x18\x02 \x03(\x0b\x32\x0c.roll.v1.Pod\x12\x0c\n\x04gone\x18\x03 \x03(\t\x12\x15\n\rauthoritative\x18\x04 \x01(\x08\x12\x0e\n\x06leader\x18\x05 \x01(\x03\"?\n\x03Pod\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\x0b\n\tPodsReply\"\x11\n\x0fProgressRequest\"\xc5\x06\n\x0bJobProgress\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x11\n\tpublished\x18\x03 \x01(\x03\x12\x12\n\ncheckpoint\x18\x04 \x01(\x03\x12\x0e\n\x06reward\x18\x05 \x01(\x01\x12\x1a\n\x12samples_per_second\x18\x06 \x01(\x01\x12\x16\n\x0estaleness_mean\x18\x07 \x01(\x01\x12\x15\n\rstaleness_max\x18\x08 \x01(\x03\x12\x32\n\x07samples\x18\t \x03(\x0b\x32!.roll.v1.JobProgress.SamplesEntry\x12\x32\n\x07\x64ropped\x18\n \x03(\x0b\x32!.roll.v1.JobProgress.DroppedEntry\x12\x0e\n\x06redone\x18\x0b \x01(\x03\x12%\n\x07workers\x18\x0c \x03(\x0b\x32\x14.roll.v1.WorkerState\x12\x10\n\x08\x66inished\x18\r \x01(\x08\x12\r\n\x05\x65rror\x18\x0e \x01(\t\x12\x18\n\x10validation_first\x18\x0f \x01(\x01\x12\x17\n\x0fvalidation_last\x18\x10 \x01(\x01\x12\x16\n\x0ehas_validation\x18\x11 \x01(\x08\x12\x17\n\x0fvalidation_step\x18\x19 \x01(\x03\x12\x0f\n\x07notices\x18\x12 \x03(\t\x12\x32\n\x07metrics\x18\x13 \x03(\x0b\x32!.roll.v1.JobProgress.MetricsEntry\x12\x0f\n\x07lineage\x18\x14 \x01(\x03\x12\x18\n\x10last_progress_at\x18\x15 \x01(\x01\x12\x19\n\x0cidle_seconds\x18\x1a \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x16 \x01(\x03\x12\x13\n\x0bledger_lost\x18\x18 \x01(\t\x12\"\n\x04held\x18\x17 \x01(\x0b\x32\x14.roll.v1.SampleState\x1a.\n\x0cSamplesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_idle_seconds\"\xa5\x01\n\x0bWorkerState\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\x0f\n\x07\x63redits\x18\x07 \x01(\r\x12\'\n\x07version\x18\x08 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\"\x1f\n\x0eSamplesRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"B\n\nSampleList\x12%\n\x07samples\x18\x01 \x03(\x0b\x32\x14.roll.v1.SampleState\x12\r\n\x05total\x18\x02 \x01(\x03\"\xee\x01\n\x0bSampleState\x12\x1b\n\x04unit\x18\x01 \x01(\x0b\x32\r.roll.v1.Unit\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x0c\n\x04turn\x18\x04 \x01(\r\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\'\n\x07version\x18\x06 \x01(\x0b\x32\x16.roll.v1.PolicyVersion\x12\x13\n\x0b\x61ge_seconds\x18\x07 \x01(\x01\x12\x15\n\rstage_seconds\x18\x08 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x12\n\nvalidation\x18\x0b \x01(\x08\",\n\rSampleRequest\x12\x1b\n\x04unit\x18\x01 \x01(\x0b\x32\r.roll.v1.Unit\"X\n\x0bSampleStory\x12#\n\x05state\x18\x01 \x01(\x0b\x32\x14.roll.v1.SampleState\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.roll.v1.SampleEvent\"\x98\x01\n\x0bSampleEvent\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x30\n\x06\x64\x65tail\x18\x04 \x03(\x0b\x32 .roll.v1.SampleEvent.DetailEntry\x1a-\n\x0b\x44\x65tailEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xef\x01\n\x07\x43ontrol\x12-\n\x08SyncPods\x12\r.roll.v1.Pods\x1a\x12.roll.v1.PodsReply\x12=\n\x0bGetProgress\x12\x18.roll.v1.ProgressRequest\x1a\x14.roll.v1.JobProgress\x12;\n\x0bListSamples\x12\x17.roll.v1.SamplesRequest\x1a\x13.roll.v1.SampleList\x12\x39\n\tGetSample\x12\x16.roll.v1.SampleRequest\x1a\x14.roll.v1.SampleStoryb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,29 +49,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRESSREQUEST']._serialized_start=244
   _globals['_PROGRESSREQUEST']._serialized_end=261
   _globals['_JOBPROGRESS']._serialized_start=264
-  _globals['_JOBPROGRESS']._serialized_end=1057
-  _globals['_JOBPROGRESS_SAMPLESENTRY']._serialized_start=915
-  _globals['_JOBPROGRESS_SAMPLESENTRY']._serialized_end=961
-  _globals['_JOBPROGRESS_DROPPEDENTRY']._serialized_start=963
-  _globals['_JOBPROGRESS_DROPPEDENTRY']._serialized_end=1009
-  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_start=1011
-  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_end=1057
-  _globals['_WORKERSTATE']._serialized_start=1060
-  _globals['_WORKERSTATE']._serialized_end=1225
-  _globals['_SAMPLESREQUEST']._serialized_start=1227
-  _globals['_SAMPLESREQUEST']._serialized_end=1258
-  _globals['_SAMPLELIST']._serialized_start=1260
-  _globals['_SAMPLELIST']._serialized_end=1326
-  _globals['_SAMPLESTATE']._serialized_start=1329
-  _globals['_SAMPLESTATE']._serialized_end=1567
-  _globals['_SAMPLEREQUEST']._serialized_start=1569
-  _globals['_SAMPLEREQUEST']._serialized_end=1613
-  _globals['_SAMPLESTORY']._serialized_start=1615
-  _globals['_SAMPLESTORY']._serialized_end=1703
-  _globals['_SAMPLEEVENT']._serialized_start=1706
-  _globals['_SAMPLEEVENT']._serialized_end=1858
-  _globals['_SAMPLEEVENT_DETAILENTRY']._serialized_start=1813
-  _globals['_SAMPLEEVENT_DETAILENTRY']._serialized_end=1858
-  _globals['_CONTROL']._serialized_start=1861
-  _globals['_CONTROL']._serialized_end=2100
+  _globals['_JOBPROGRESS']._serialized_end=1101
+  _globals['_JOBPROGRESS_SAMPLESENTRY']._serialized_start=942
+  _globals['_JOBPROGRESS_SAMPLESENTRY']._serialized_end=988
+  _globals['_JOBPROGRESS_DROPPEDENTRY']._serialized_start=990
+  _globals['_JOBPROGRESS_DROPPEDENTRY']._serialized_end=1036
+  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_start=1038
+  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_end=1084
+  _globals['_WORKERSTATE']._serialized_start=1104
+  _globals['_WORKERSTATE']._serialized_end=1269
+  _globals['_SAMPLESREQUEST']._serialized_start=1271
+  _globals['_SAMPLESREQUEST']._serialized_end=1302
+  _globals['_SAMPLELIST']._serialized_start=1304
+  _globals['_SAMPLELIST']._serialized_end=1370
+  _globals['_SAMPLESTATE']._serialized_start=1373
+  _globals['_SAMPLESTATE']._serialized_end=1611
+  _globals['_SAMPLEREQUEST']._serialized_start=1613
+  _globals['_SAMPLEREQUEST']._serialized_end=1657
+  _globals['_SAMPLESTORY']._serialized_start=1659
+  _globals['_SAMPLESTORY']._serialized_end=1747
+  _globals['_SAMPLEEVENT']._serialized_start=1750
+  _globals['_SAMPLEEVENT']._serialized_end=1902
+  _globals['_SAMPLEEVENT_DETAILENTRY']._serialized_start=1857
+  _globals['_SAMPLEEVENT_DETAILENTRY']._serialized_end=1902
+  _globals['_CONTROL']._serialized_start=1905
+  _globals['_CONTROL']._serialized_end=2144
 # @@protoc_insertion_point(module_scope)

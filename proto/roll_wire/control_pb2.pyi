@@ -42,7 +42,7 @@ class ProgressRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class JobProgress(_message.Message):
-    __slots__ = ("step", "steps", "published", "checkpoint", "reward", "samples_per_second", "staleness_mean", "staleness_max", "samples", "dropped", "redone", "workers", "finished", "error", "validation_first", "validation_last", "has_validation", "validation_step", "notices", "metrics", "lineage", "last_progress_at", "tokens", "ledger_lost", "held")
+    __slots__ = ("step", "steps", "published", "checkpoint", "reward", "samples_per_second", "staleness_mean", "staleness_max", "samples", "dropped", "redone", "workers", "finished", "error", "validation_first", "validation_last", "has_validation", "validation_step", "notices", "metrics", "lineage", "last_progress_at", "idle_seconds", "tokens", "ledger_lost", "held")
     class SamplesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class JobProgress(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     LAST_PROGRESS_AT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_LOST_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -111,10 +112,11 @@ class JobProgress(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     lineage: int
     last_progress_at: float
+    idle_seconds: float
     tokens: int
     ledger_lost: str
     held: SampleState
-    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., published: _Optional[int] = ..., checkpoint: _Optional[int] = ..., reward: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., samples: _Optional[_Mapping[str, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., redone: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping[str, object]]]] = ..., finished: _Optional[bool] = ..., error: _Optional[str] = ..., validation_first: _Optional[float] = ..., validation_last: _Optional[float] = ..., has_validation: _Optional[bool] = ..., validation_step: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., lineage: _Optional[int] = ..., last_progress_at: _Optional[float] = ..., tokens: _Optional[int] = ..., ledger_lost: _Optional[str] = ..., held: _Optional[_Union[SampleState, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., published: _Optional[int] = ..., checkpoint: _Optional[int] = ..., reward: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., samples: _Optional[_Mapping[str, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., redone: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping[str, object]]]] = ..., finished: _Optional[bool] = ..., error: _Optional[str] = ..., validation_first: _Optional[float] = ..., validation_last: _Optional[float] = ..., has_validation: _Optional[bool] = ..., validation_step: _Optional[int] = ..., notices: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., lineage: _Optional[int] = ..., last_progress_at: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., ledger_lost: _Optional[str] = ..., held: _Optional[_Union[SampleState, _Mapping[str, object]]] = ...) -> None: ...
 
 class WorkerState(_message.Message):
     __slots__ = ("pod", "pod_uid", "role", "connected", "ready", "leases", "credits", "version")

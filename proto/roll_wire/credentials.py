@@ -1,6 +1,6 @@
 """TLS with a bearer token: how processes of a job prove themselves where they are not on one machine.
 
-Invariant: a token is read from its file for every call and every stream, because the kubelet replaces it
+Invariant: a pod's token is read from its file for every call and every stream, because the kubelet replaces it
 long before it expires; the certificates that are trusted, and the one that is served with, are read for every
 connection. So cert-manager may renew it under a running process.
 """
@@ -25,14 +25,14 @@ class _Bearer(grpc.AuthMetadataPlugin):
         self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
     ) -> None:
         try:
-            callback(shown(self._token), None)
+            callback(bearer(self._token.read_text().strip()), None)
         except OSError as error:
             callback((), error)
 
 
-def shown(token: Path) -> tuple[tuple[str, str]]:
+def bearer(token: str) -> tuple[tuple[str, str]]:
     """The metadata of a call by the owner of the token."""
-    return ((AUTHORIZATION, SCHEME + token.read_text().strip()),)
+    return ((AUTHORIZATION, SCHEME + token),)
 
 
 def client(roots: bytes, token: Path | None = None) -> grpc.ChannelCredentials:

@@ -142,7 +142,7 @@ class Progress(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ProgressItem, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ProgressItem(_message.Message):
-    __slots__ = ("unit", "lease", "tokens", "partial", "oldest", "newest", "partial_tokens")
+    __slots__ = ("unit", "lease", "tokens", "partial", "oldest", "newest", "partial_tokens", "waiting")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class ProgressItem(_message.Message):
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     unit: Unit
     lease: LeaseId
     tokens: int
@@ -157,10 +158,11 @@ class ProgressItem(_message.Message):
     oldest: PolicyVersion
     newest: PolicyVersion
     partial_tokens: int
-    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., tokens: _Optional[int] = ..., partial: _Optional[bytes] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., partial_tokens: _Optional[int] = ...) -> None: ...
+    waiting: bool
+    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., tokens: _Optional[int] = ..., partial: _Optional[bytes] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., partial_tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class Results(_message.Message):
-    __slots__ = ("stage", "groups", "indices", "leases", "turns", "tokens", "lineages", "oldest", "newest", "has_reward", "rewards", "done", "busy_micros", "resident", "base_tokens", "sizes", "payloads")
+    __slots__ = ("stage", "groups", "indices", "leases", "turns", "tokens", "lineages", "oldest", "newest", "has_reward", "rewards", "done", "resident", "base_tokens", "sizes", "payloads")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -173,7 +175,6 @@ class Results(_message.Message):
     HAS_REWARD_FIELD_NUMBER: _ClassVar[int]
     REWARDS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
-    BUSY_MICROS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
@@ -190,15 +191,14 @@ class Results(_message.Message):
     has_reward: _containers.RepeatedScalarFieldContainer[bool]
     rewards: _containers.RepeatedScalarFieldContainer[float]
     done: _containers.RepeatedScalarFieldContainer[bool]
-    busy_micros: _containers.RepeatedScalarFieldContainer[int]
     resident: _containers.RepeatedScalarFieldContainer[bool]
     base_tokens: _containers.RepeatedScalarFieldContainer[int]
     sizes: _containers.RepeatedScalarFieldContainer[int]
     payloads: bytes
-    def __init__(self, stage: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., lineages: _Optional[_Iterable[int]] = ..., oldest: _Optional[_Iterable[int]] = ..., newest: _Optional[_Iterable[int]] = ..., has_reward: _Optional[_Iterable[bool]] = ..., rewards: _Optional[_Iterable[float]] = ..., done: _Optional[_Iterable[bool]] = ..., busy_micros: _Optional[_Iterable[int]] = ..., resident: _Optional[_Iterable[bool]] = ..., base_tokens: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stage: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., lineages: _Optional[_Iterable[int]] = ..., oldest: _Optional[_Iterable[int]] = ..., newest: _Optional[_Iterable[int]] = ..., has_reward: _Optional[_Iterable[bool]] = ..., rewards: _Optional[_Iterable[float]] = ..., done: _Optional[_Iterable[bool]] = ..., resident: _Optional[_Iterable[bool]] = ..., base_tokens: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("unit", "lease", "stage", "turn", "payload", "tokens", "oldest", "newest", "has_reward", "reward", "done", "busy_micros", "resident", "base_tokens")
+    __slots__ = ("unit", "lease", "stage", "turn", "payload", "tokens", "oldest", "newest", "has_reward", "reward", "done", "resident", "base_tokens")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +210,6 @@ class Result(_message.Message):
     HAS_REWARD_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
-    BUSY_MICROS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     unit: Unit
@@ -224,10 +223,9 @@ class Result(_message.Message):
     has_reward: bool
     reward: float
     done: bool
-    busy_micros: int
     resident: bool
     base_tokens: int
-    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., payload: _Optional[bytes] = ..., tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., has_reward: _Optional[bool] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., busy_micros: _Optional[int] = ..., resident: _Optional[bool] = ..., base_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, unit: _Optional[_Union[Unit, _Mapping[str, object]]] = ..., lease: _Optional[_Union[LeaseId, _Mapping[str, object]]] = ..., stage: _Optional[str] = ..., turn: _Optional[int] = ..., payload: _Optional[bytes] = ..., tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping[str, object]]] = ..., has_reward: _Optional[bool] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., resident: _Optional[bool] = ..., base_tokens: _Optional[int] = ...) -> None: ...
 
 class Failures(_message.Message):
     __slots__ = ("items",)

@@ -4,21 +4,17 @@ Not among the tests of `make test`: `make test-cert-manager` builds cert-manager
 """
 
 import base64
-import datetime
 import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from roll_cluster import cert_manager
 from roll_cluster.project import NAMESPACE as OPERATOR_NAMESPACE
 from support.kubernetes import Kubernetes, Manifest, eventually, roll_cluster
+from support.minted import Pair
 from support.rljobs import Job, training, waiting
 
 AUTHORITY = "roll-authority"
@@ -27,18 +23,12 @@ PORTS = {"scheduler": 7070, "trainer": 7071}
 LONG = 1_000_000
 
 
-@dataclass(frozen=True)
-class Pair:
-    certificate: bytes
-    key: bytes
-
-
 @pytest.fixture(scope="module")
 def authority(cluster: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """cert-manager runs and can sign with its key."""
     if cluster.state is None:
         pytest.skip("the controllers run on this machine, for a cluster that does")
-    made = make_authority()
+    made = Pair.of_an_authority("authority of a test")
     process = cert_manager.start(tmp_path_factory.mktemp("cert-manager"), cluster.kubeconfig)
     try:
         cluster.apply(secret(made), namespace=cert_manager.NAMESPACE)
@@ -117,28 +107,6 @@ def test_an_issuer_of_the_jobs_namespace_will_do(
     job.until("the operator knows it", lambda status: status["roles"]["scheduler"]["ready"] == 1)
     assert served(job, "scheduler", authority) == in_secret(job)
     assert job.status().get("pendingReason", "") == ""
-
-
-def make_authority() -> Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of a test")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=3650))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    encoded = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain
-    )
-    return Pair(certificate.public_bytes(serialization.Encoding.PEM), encoded)
 
 
 def secret(pair: Pair) -> Manifest:

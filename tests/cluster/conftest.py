@@ -17,15 +17,28 @@ from support.real import no_cluster
 FOLDER = Path(__file__).parent
 SECONDS = 900
 """For a test that finds no cluster: it waits for its start, for the images and for the chart."""
+ON_THE_CLUSTER = pytest.StashKey[set[str]]()
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_the_cluster = config.stash[ON_THE_CLUSTER] = set()
     for item in items:
         if item.path.is_relative_to(FOLDER) and "cluster" in getattr(item, "fixturenames", ()):
+            on_the_cluster.add(item.nodeid)
             item.add_marker(pytest.mark.cluster)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How long the cluster was needed for, its start, the images and the chart included."""
+    names = terminalreporter.config.stash.get(ON_THE_CLUSTER, set())
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    mine = [r for r in reports if isinstance(r, pytest.TestReport) and r.nodeid in names]
+    if mine:
+        tests, took = len({r.nodeid for r in mine}), sum(r.duration for r in mine)
+        terminalreporter.write_line(f"tests on the cluster: {tests} in {took:.0f} s")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """Jobs whose workers only wait: what the operator, the API server and the cluster make of them."""
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -158,34 +160,83 @@ def ready_of(found: Manifest) -> str:
     return next((str(c["status"]) for c in conditions if c["type"] == "Ready"), "")
 
 
-GPU = {"count": 2, "products": ["NVIDIA-H100-80GB-HBM3"], "minMemoryMiB": 80_000}
+H100 = "NVIDIA-H100-80GB-HBM3"
+GPU = {"count": 2, "products": [H100], "minMemoryMiB": 80_000}
+OTHERS = [role for role in ("scheduler", *ROLES) if role != "inference"]
+
+AddNode = Callable[[str, str, int], None]
 
 
-def test_a_job_waits_for_gpus_and_says_so_until_a_node_has_them(
-    operator: Kubernetes, namespace: str, ghost: str
+@pytest.fixture
+def gpu_node(operator: Kubernetes) -> Iterator[AddNode]:
+    """Adds a node with eight GPUs, tainted so that nothing else lands there, and Ready until the test ends."""
+    names: list[str] = []
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(3):
+            for name in tuple(names):
+                with suppress(ClusterError):  # it is said again soon
+                    report_ready(operator, name, **{"nvidia.com/gpu": "8"})
+
+    def add(name: str, product: str, memory: int) -> None:
+        operator("delete", "node", name, "--ignore-not-found")
+        labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": str(memory)}
+        operator.apply(node(name, labels=labels))
+        operator("taint", "node", name, "nvidia.com/gpu=present:NoSchedule")
+        names.append(name)
+        eventually(f"{name} takes pods", lambda: takes_gpu_pods(operator, name))
+
+    kubelet = threading.Thread(target=report)
+    kubelet.start()
+    yield add
+    over.set()
+    kubelet.join()
+    operator("delete", "node", "--ignore-not-found", *names)
+
+
+def takes_gpu_pods(cluster: Kubernetes, name: str) -> bool:
+    """Ready, and with the one taint that a pod with GPUs tolerates."""
+    found = cluster.get("node", name)
+    taints = [taint["key"] for taint in found["spec"].get("taints", [])]
+    return ready_of(found) == "True" and taints == ["nvidia.com/gpu"]
+
+
+def test_a_job_waits_as_one_for_its_gpus_and_lands_where_they_are(
+    operator: Kubernetes, namespace: str, gpu_node: AddNode
 ) -> None:
-    job = Job.apply(operator, namespace, waiting("sums", roles={"inference": {"gpu": GPU}}))
-    waits = "Unschedulable: sums-inference-0: 0/"  # the others of its gang wait for it
-    job.until(waits, lambda status: status.get("pendingReason", "").startswith(waits))
-    labels = {
-        "nvidia.com/gpu.product": GPU["products"][0],
-        "nvidia.com/gpu.memory": "81559",
-        "nvidia.com/gpu.count": "8",
-    }
-    operator.apply(node(ghost, labels=labels))
-    taint = "nvidia.com/gpu=present:NoSchedule"
-    operator("taint", "node", ghost, taint)
+    gpu_node("other-product", "NVIDIA-A100-SXM4-80GB", 81_920)
+    gpu_node("less-memory", H100, 40_960)
+    gpus = {"inference": {"gpu": GPU}}
+    gang = Job.apply(operator, namespace, waiting("gang", roles=gpus))
+    waits = "Unschedulable: gang-inference-0: 0/3 nodes are available"
+    gang.until(waits, lambda status: status.get("pendingReason", "").startswith(waits))
 
-    def lands() -> bool:
-        report_ready(operator, ghost, **{"nvidia.com/gpu": "8"})
-        return bool(job.pod("inference")["spec"].get("nodeName") == ghost)
+    # The same job without a gang: what becomes of pods that wait for nobody.
+    alone = waiting("alone", roles=gpus, scheduling={"gang": "Never"})
+    scattered = Job.apply(operator, namespace, alone)
+    eventually("those without a gang have nodes", lambda: nodes_of(scattered, *OTHERS) == {NODE})
+    assert nodes_of(scattered, "inference") == {None}
+    groups = [pod["spec"].get("schedulingGroup") for pod in gang.pods().values()]
+    assert groups == [{"podGroupName": "gang.5"}] * 5
+    assert nodes_of(gang, "inference", *OTHERS) == {None}, "some of a gang did not wait for all"
 
-    eventually("it lands", lands)
-    others = [role for role in ROLES if role != "inference"]
-    eventually(
-        "the others run on the real node",
-        lambda: {job.pod(role)["spec"].get("nodeName") for role in others} == {NODE},
-    )
+    gpu_node("right", H100, 81_559)
+    for job in (gang, scattered):
+        eventually(
+            f"all of {job.name} are placed",
+            lambda job=job: None not in nodes_of(job, "inference", *OTHERS),
+        )
+        assert (nodes_of(job, "inference"), nodes_of(job, *OTHERS)) == ({"right"}, {NODE})
+    for decoy in ("other-product", "less-memory"):
+        assert takes_gpu_pods(operator, decoy), "it could not have been taken anyhow"
+
+
+def nodes_of(job: Job, *roles: str) -> set[str | None]:
+    """Where the pods of these roles are; None: one has no node yet."""
+    pods = job.pods()
+    named = [pods.get(f"{job.name}-{role}-0") for role in roles]
+    return {pod["spec"].get("nodeName") if pod else None for pod in named}
 
 
 def test_an_image_that_does_not_exist_is_named(operator: Kubernetes, namespace: str) -> None:
@@ -251,6 +302,6 @@ def test_a_bad_job_is_refused_with_the_fields_name(
 def test_what_may_not_change_while_it_runs_is_refused(operator: Kubernetes, namespace: str) -> None:
     job = Job.apply(operator, namespace, waiting("sums"))
     with pytest.raises(ClusterError) as refused:
-        job.patch({"rollout": {"groupSize": 2}})
+        job.patch({"rollout": {"late": "Drop"}})
     assert "spec.rollout" in str(refused.value)
     assert "suspend: true first" in str(refused.value)

@@ -158,7 +158,7 @@ def test_a_worker_does_not_take_another_role_nor_the_operators_part(
 
 
 def test_the_bundle_holds_no_key(doors: tuple[Door, Door]) -> None:
-    """Everybody in the namespace may read ConfigMaps; the key lies in a Secret, for two pods."""
+    """Everybody in the namespace may read ConfigMaps; the key lies in a Secret, for those who serve."""
     job = doors[0].job
     data = job.cluster.get("configmap", "sums-trust", "-n", job.namespace)["data"]
     assert set(data) == {"ca.crt", "jwks.json"} and "PRIVATE" not in str(data)
@@ -174,4 +174,4 @@ def test_the_bundle_holds_no_key(doors: tuple[Door, Door]) -> None:
         for volume in pod["spec"]["volumes"]
         if volume.get("secret", {}).get("secretName") == secret["metadata"]["name"]
     ]
-    assert sorted(holders) == ["sums-scheduler-0", "sums-trainer-0"]
+    assert sorted(holders) == ["sums-inference-0", "sums-scheduler-0", "sums-trainer-0"]

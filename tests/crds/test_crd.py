@@ -41,7 +41,11 @@ def test_the_checked_in_reference_is_what_the_models_say() -> None:
         ("seed", "never"),
         ("storage.ledgerSize", "never"),
         ("data.train.path", "never"),
+        ("data.train.promptKey", "at rest"),
+        ("rollout.groupSize", "never"),
+        ("rollout.maxStaleness", "at rest"),
         ("algorithm.learningRate", "at rest"),
+        ("rewards", "at rest"),
         ("rewards[].weight", "at rest"),
         ("roles.inference.replicas", "any time"),
         ("roles.trainer.replicas", "at rest"),
@@ -104,7 +108,10 @@ def test_a_transition_asks_whether_a_key_is_there_unless_it_always_is() -> None:
                 always = "default" in parent["properties"][name] or name in parent.get(
                     "required", []
                 )
-                assert always or f"has(self.{key}) == has(oldSelf.{key})" in transition.cel, key
+                both = f"has(self.{key}) == has(oldSelf.{key})"
+                if transition.while_there:
+                    both = f"!has(self.{key}) || !has(oldSelf.{key})"
+                assert always or both in transition.cel, key
 
 
 def test_the_status_has_no_defaults() -> None:

@@ -26,7 +26,9 @@ PLACE = ("roll.dev", "v1alpha1", "default", "rljobs")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with ApiServer(tmp_path_factory.mktemp("api")) as started:
         started.kubectl("create", "-f", TARGET)
-        started.kubectl("wait", "--for=condition=Established", "crd/rljobs.roll.dev")
+        # In this order: kubectl gives up on a list of conditions that is not there yet.
+        for sign in ("jsonpath={.status.acceptedNames.kind}=RLJob", "condition=Established"):
+            started.kubectl("wait", f"--for={sign}", "crd/rljobs.roll.dev", "--timeout=60s")
         yield started
 
 

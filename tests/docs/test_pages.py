@@ -4,6 +4,7 @@ import re
 import shutil
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 from roll_api import builtins, crd, load_job, reference
@@ -11,25 +12,7 @@ from roll_operator.cli.overrides import override
 from roll_workers.builtin.data import builtin_rows
 from roll_workers.builtin.models import CHARSETS, SMOLLM2, resolve_model
 from roll_workers.environment.setup import Setup
-
-ROOT = Path(__file__).parents[2]
-
-
-def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def table(page: str, header: str) -> list[list[str]]:
-    """The cells of the table whose first column has this header, without its head."""
-    lines = (ROOT / page).read_text().splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {header} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    return rows
+from support.pages import GUIDES, ROOT, blocks, table
 
 
 def test_the_job_of_the_readme_is_complete(tmp_path: Path) -> None:
@@ -74,6 +57,38 @@ def test_the_table_of_builtin_data_is_that_of_the_code() -> None:
         assert (prompt.split("`")[1], answer.strip("`")) == (text, first["answer"])
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_pictures_of_terminals_show_the_texts_beside_them() -> None:
+    program = module_of(ROOT / "docs/images/terminal.py")
+    drawn = re.findall(r'terminal.py "(.*)" (\d+) <(\S+) >(\S+)', program.__doc__ or "")
+    assert len(drawn) == 2
+    for title, width, text, picture in drawn:
+        screen = (ROOT / text).read_text(encoding="utf-8")
+        assert (ROOT / picture).read_text() == program.picture(title, int(width), screen), picture
+
+
+def module_of(file: Path) -> Any:
+    made = spec_from_file_location(file.stem, file)
+    assert made is not None and made.loader is not None
+    module = module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
+
+
 def test_generated_files_are_named_as_such() -> None:
     """By what `make generate` runs."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -106,11 +121,7 @@ def test_the_program_that_shows_answers_takes_a_run_as_one_types_it(
     shutil.copytree(model, run / "checkpoints" / "step-000100-t1" / "model")
     monkeypatch.chdir(tmp_path)
 
-    made = spec_from_file_location("answers", ROOT / "examples/answers.py")
-    assert made is not None and made.loader is not None
-    program = module_from_spec(made)
-    made.loader.exec_module(program)
-    program.main(Path("runs/mine"))
+    module_of(ROOT / "examples/answers.py").main(Path("runs/mine"))
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| question | answer | before | after |"

@@ -24,6 +24,7 @@ EVERYTHING = {
     "metrics.dashboard.enabled": True,
     "networkPolicy.metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
     "networkPolicy.jobMetricsFrom": ["monitoring"],
+    "operator.podGroupScheduler": "gangs",
     "operator.certManagerIssuer": "ClusterIssuer/corp",
     "operator.certManagerCA": "corp-authority",
     "operator.extraEnv": [{"name": "TZ", "value": "UTC"}],
@@ -128,7 +129,7 @@ def test_the_operator_understands_the_environment_that_it_is_given() -> None:
     assert settings.operator_image == "localhost/roll-operator:0.1.0"
     assert settings.worker_image == "localhost/roll-worker:0.1.0"
     assert settings.service_account == "roll-operator"
-    assert settings.token == "/var/run/secrets/roll/token"
+    assert settings.pod_group_scheduler == "gangs"
     assert settings.cert_manager_issuer == "ClusterIssuer/corp"
     assert str(settings.authority) == "/etc/roll/issuer/ca.crt"
 
@@ -144,16 +145,6 @@ def test_every_variable_that_the_operator_reads_is_set_and_no_other() -> None:
     Settings.read(Recorded(given))
 
     assert read == set(given)
-
-
-def test_the_token_for_schedulers_has_its_own_audience() -> None:
-    pod = operator_pod(render())
-    (token,) = (v for v in pod["volumes"] if v["name"] == "token")
-    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "token")
-
-    (source,) = token["projected"]["sources"]
-    assert source["serviceAccountToken"]["audience"] == "roll.dev/operator"
-    assert f"{mount['mountPath']}/token" == environment(render())["ROLL_TOKEN"]
 
 
 def test_a_digest_goes_before_the_tag() -> None:
@@ -211,6 +202,7 @@ def test_the_operator_reaches_schedulers_and_the_api_server_only(
         ("watchNamespaces", ["Blue"], "watchNamespaces"),
         ("operator.qps", 0, "qps"),
         ("operator.logLevel", "loud", "logLevel"),
+        ("operator.podGroupScheduler", "Volcano!", "podGroupScheduler"),
         ("operator.certManagerIssuer", "corp", "certManagerCA"),
         ("operator.certManagerIssuer", "clusterissuer/corp", "certManagerIssuer"),
         ("metrics.serviceMonitor.interval", "often", "interval"),

@@ -40,6 +40,20 @@ def roles(objects: list[Manifest]) -> list[Manifest]:
     return of_kind(objects, "Role", "ClusterRole")
 
 
+def own(source: Manifest, account: str = "roll-operator") -> list[Manifest]:
+    return [*source["own"], *(rule | {"resourceNames": [account]} for rule in source["account"])]
+
+
+def test_the_operator_makes_tokens_of_its_own_account_alone() -> None:
+    objects = render(**{"serviceAccount.name": "trainer-in-chief"})
+    source = YAML(typ="safe").load(RIGHTS)
+    (granted,) = (
+        r["rules"] for r in roles(objects) if r["metadata"]["name"] == "roll-operator-leader"
+    )
+
+    assert granted == own(source, "trainer-in-chief")
+
+
 def test_the_chart_grants_what_the_operator_uses() -> None:
     copied = (CHART / "files" / "rbac.yaml").read_text(encoding="utf-8")
     source = YAML(typ="safe").load(RIGHTS)
@@ -50,7 +64,7 @@ def test_the_chart_grants_what_the_operator_uses() -> None:
 
     assert copied == RIGHTS.read_text(encoding="utf-8"), "run: make generate"
     assert granted["roll-operator"] == source["cluster"] + source["jobs"]
-    assert granted["roll-operator-leader"] == source["own"]
+    assert granted["roll-operator-leader"] == own(source)
     (wider,) = (r["rules"] for r in with_issuer if r["metadata"]["name"] == "roll-operator")
     assert wider == granted["roll-operator"] + source["certManager"]
 
@@ -83,7 +97,7 @@ def test_a_namespaced_install_has_no_cluster_wide_right() -> None:
     assert granted == {
         ("blue", "roll-operator"): source["jobs"],
         ("green", "roll-operator"): source["jobs"],
-        ("roll-system", "roll-operator-leader"): source["own"],
+        ("roll-system", "roll-operator-leader"): own(source),
     }
 
 
@@ -165,6 +179,21 @@ def test_every_label_that_is_asked_for_exists() -> None:
         for listed in re.findall(r"\bby \(([^)]*)\)", query):
             asked |= {label.strip() for label in listed.split(",")}
         assert asked <= known, query
+
+
+def test_what_only_the_leader_tells_is_read_by_the_largest() -> None:
+    """While another takes over, both tell it for a moment; and the new one's series has just begun."""
+    asked = [
+        found
+        for path in (RULES, DASHBOARD)
+        for found in re.findall(
+            r"(\w+)(?: by \(\w+\) )?\(roll_operator_(?:jobs|pods|queue_\w+)",
+            path.read_text("utf-8"),
+        )
+    ]
+
+    assert len(asked) > 5
+    assert set(asked) == {"max"}
 
 
 def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:

@@ -185,7 +185,7 @@ class Workshop:
 
     def roll(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [ROLL, *arguments], capture_output=True, text=True, timeout=60, cwd=self.folder
+            [ROLL, *arguments], capture_output=True, text=True, timeout=200, cwd=self.folder
         )
 
 

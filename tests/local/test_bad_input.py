@@ -223,7 +223,7 @@ def turned_read_only(disk: Path) -> Iterator[None]:
 
 def assert_told_and_unharmed(run: Any, words: tuple[str, ...]) -> None:
     assert run.finish(120) not in (0, 130)
-    assert "Traceback" not in run.err.splitlines()[-1]
+    assert "Traceback" not in run.err, run.err
     last = run.err.splitlines()[-1]
     assert last.startswith("error: ")
     assert any(word in last for word in words), run.err

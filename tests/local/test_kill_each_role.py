@@ -1,5 +1,6 @@
 """SIGKILL to any one process while a job trains: it finishes by itself, nothing lost, nothing trained twice."""
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ SAMPLES = STEPS * 32
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["trainer", "inference", "reward", "environment", "scheduler"])
 def test_a_killed_process_is_restarted_alone_and_nothing_is_lost(workshop: Any, role: str) -> None:
-    run = workshop.start(workshop.write_job({"spec": {"steps": STEPS}}))
+    kept = STEPS if role == "trainer" else 3  # all: of a run that is replayed as a whole
+    changes = {"spec": {"steps": STEPS, "checkpoint": {"keepLast": kept}}}
+    run = workshop.start(workshop.write_job(changes))
     before = run.wait_for_step(3)
     assert before["step"] < STEPS
     victim = f"small-{role}-0"
@@ -42,3 +45,15 @@ def test_a_killed_process_is_restarted_alone_and_nothing_is_lost(workshop: Any, 
     verified = workshop.roll("ledger", "verify", str(run.folder))
     assert verified.returncode == 0, verified.stderr
     assert run.leftovers() == []
+    if role == "trainer":
+        assert_an_undisturbed_trainer_learns_the_same(workshop, run)
+
+
+def assert_an_undisturbed_trainer_learns_the_same(workshop: Any, run: Any) -> None:
+    """Over the same recorded batches, from the first step on: those before the kill, too."""
+    last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    replayed = workshop.roll("replay", str(run.folder))
+    assert replayed.returncode == 0, f"{replayed.stdout}\n{replayed.stderr}"
+    assert f"replayed  steps 1 to {STEPS}\n" in replayed.stdout
+    assert replayed.stdout.count(f"weights after step {STEPS}: {last['weights_digest']}\n") == 2
+    assert "equal, bit for bit" in replayed.stdout

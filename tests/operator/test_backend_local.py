@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from roll_operator.backends import sweep
-from roll_operator.backends.local import LocalBackend, free_port, port_is_free
+from roll_operator.backends.local import LocalBackend
 from roll_operator.backends.logs import last_error
 from roll_operator.plan import Pod, PodPhase, StartPod
 
@@ -316,14 +315,6 @@ def test_a_command_that_cannot_start_is_an_exit_like_any_other(tmp_path: Path) -
     dead = asyncio.run(scenario())
     assert dead.exit_code == 127
     assert "No such file" in dead.message
-
-
-def test_a_port_in_use_is_seen() -> None:
-    with socket.socket() as busy:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen()
-        assert not port_is_free(busy.getsockname()[1])
-    assert port_is_free(free_port())
 
 
 def test_the_error_line_is_found_above_other_lines(tmp_path: Path) -> None:

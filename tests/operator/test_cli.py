@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from roll_api import load_job
+from roll_api import JobStatus, RLJob, load_job
+from roll_api.data import ValidationData
+from roll_operator.cli.cluster.status import read_cluster_status
+from roll_operator.cli.status import status_lines
+from roll_operator.controller import claim
+from roll_operator.controller.folder import RunFolder
+from roll_operator.controller.state import State
+from roll_operator.controller.summary import summarize
+from roll_operator.plan import Progress
+from roll_operator.scheduler.ledger import SqliteLedger
+from roll_operator.scheduler.settings import Settings
 
 COMMANDS = (
     ["run"],
@@ -45,6 +56,7 @@ def finished(tmp_path: Path) -> Path:
         "phase": "Succeeded",
         "step": 40,
         "steps": 40,
+        "stepsWanted": 40,
         "processes": [],
         "restarts": {"trainer": 1},
         "samples": {"trained": 320},
@@ -57,6 +69,7 @@ def finished(tmp_path: Path) -> Path:
         "summary.json": {
             "job": "sums",
             "steps": 40,
+            "stepsWanted": 40,
             "samples": {"trained": 320, "lost": 0, "trainedTwice": 0},
         },
     }
@@ -161,6 +174,20 @@ def test_the_status_of_a_finished_run_has_its_figures_and_no_secrets(finished: P
     assert "40/40" in text
 
 
+def test_steps_are_those_done_in_the_status_and_in_the_summary(
+    tmp_path: Path, job_file: Path
+) -> None:
+    job, state = load_job(job_file), State(status=JobStatus(), last_progress=Progress(step=7))
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    status, summary = state.document(job, ()), summarize(folder, job, state)
+    on_cluster = {"metadata": {"name": "sums", "namespace": "team"}, "spec": {"steps": 40}}
+    remote = read_cluster_status(on_cluster | {"status": {"step": 7}}, [])
+    for document in (status, summary, remote):
+        assert (document["steps"], document["stepsWanted"]) == (7, 40)
+    assert "step       7/40" in "\n".join(status_lines(status | {"running": False}))
+
+
 def test_a_run_is_found_by_its_name(finished: Path) -> None:
     shown = roll("status", "sums", cwd=finished.parent.parent)
     assert shown.returncode == 0
@@ -258,6 +285,50 @@ def test_a_ledger_that_is_none_is_one_message(finished: Path, job_file: Path) ->
     assert shown.returncode == 2
     assert "cannot be read" in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("a.jsonl", "b.jsonl", ["spec.data.validation.path: was 'a.jsonl', now 'b.jsonl'"]),
+        ("a.jsonl", None, []),
+        (None, "b.jsonl", []),
+    ],
+)
+def test_a_run_may_begin_and_end_to_validate_but_keeps_its_held_out_rows(
+    job_file: Path, before: str | None, after: str | None, changed: list[str]
+) -> None:
+    job = load_job(job_file)
+    assert job.spec.data is not None
+
+    def held_out(path: str | None) -> RLJob:
+        data = job.spec.data.model_copy(
+            update={"validation": ValidationData(path=path) if path else None}
+        )
+        return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
+
+    spec = held_out(before).spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert claim.changes(spec, held_out(after)) == changed
+
+
+def test_a_run_whose_ledger_is_of_another_release_is_one_message(
+    tmp_path: Path, job_file: Path
+) -> None:
+    folder, job = tmp_path / "run", load_job(job_file)
+    (folder / "ledger").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"job": job.name, "jobUid": "u"}))
+    (folder / "job.json").write_text(job.to_json())
+    ledger = SqliteLedger(folder / "ledger", Settings.from_job(job))
+    ledger.open(0.0)
+    ledger.close()
+    with sqlite3.connect(folder / "ledger" / "ledger.sqlite") as db:
+        db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
+    shown = roll("run", str(job_file), "--output", str(folder))
+    assert shown.returncode == 2
+    assert "written by another release (format 99" in shown.stderr
+    assert "Traceback" not in shown.stderr
+    (problem,) = json.loads((folder / "summary.json").read_text())["ledgerProblems"]
+    assert "format 99" in problem
 
 
 def test_a_sample_is_named_by_group_and_index(finished: Path) -> None:

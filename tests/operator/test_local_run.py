@@ -221,6 +221,10 @@ def test_a_port_in_use_is_refused(start_run: Any) -> None:
             "spec.model.path: was 'builtin:tiny-qwen2'",
         ),
         ({"steps: 40": "steps: 40\n  seed: 7"}, "spec.seed: was 42, now 7"),
+        (
+            {"steps: 40": "steps: 40\n  rollout: {groupSize: 4}"},
+            "spec.rollout.groupSize: was 8, now 4",
+        ),
     ],
 )
 def test_a_folder_of_another_job_is_refused_until_fresh(

@@ -9,6 +9,7 @@ from roll_operator.plan import (
     Observed,
     Pod,
     PodPhase,
+    Progress,
     Record,
     RemovePod,
     Restarted,
@@ -18,7 +19,7 @@ from roll_operator.plan import (
     plan,
 )
 from roll_operator.plan.rules import classify, rules_of
-from support.plans import JOB, NOW, SITE, everything, exited, make_job, names, pod
+from support.plans import JOB, NOW, PLACES, SITE, everything, exited, make_job, names, pod
 
 SCHEDULER = "sums-scheduler-0"
 
@@ -70,6 +71,8 @@ def test_the_first_rule_that_fits_decides_and_the_jobs_own_come_first(
         {"reasons": ("NodeLost",)},
         {"reasons": ("Error", "DeletionByTaintManager")},
         {"reasons": ("OutOfnvidia.com/gpu",)},
+        {"reasons": ("Unknown",), "exit_code": 255},
+        {"reasons": ("ContainerStatusUnknown",)},
         {"deletion_at": NOW},
     ],
 )
@@ -77,7 +80,8 @@ def test_what_the_cluster_or_somebody_took_is_replaced_and_not_counted(
     changes: dict[str, object],
 ) -> None:
     name = "sums-inference-0"
-    result = plan(JOB, Observed(everything(exited(name, 137, **changes))), NOW, SITE)
+    taken = replace(exited(name, 137), **changes)
+    result = plan(JOB, Observed(everything(taken)), NOW, SITE)
     assert result.record.restarts == {}
     assert result.record.last_failures == {}
     assert result.record.scope(name).attempt == 1
@@ -89,10 +93,20 @@ def test_a_pod_that_nodes_keep_turning_away_backs_off_uncounted() -> None:
     name = "sums-inference-0"
     record = Record(scopes={name: Scope(attempt=1, streak=1)})
     turned_away = replace(
-        exited(name, 0, attempt=1, reasons=("OutOfcpu",), ran=False), exit_code=None
+        exited(name, 0, attempt=1, reasons=("OutOfcpu",), ran=False, started_at=0.0),
+        exit_code=None,
     )
     result = plan(JOB, Observed(everything(turned_away), record), NOW, SITE)
     assert result.record.restarts == {}
+    assert result.record.scope(name).not_before == NOW + 5
+
+
+def test_a_process_that_never_starts_backs_off_however_long_its_pod_was_there() -> None:
+    name = "sums-inference-0"
+    record = Record(scopes={name: Scope(attempt=1, streak=1)})
+    died = exited(name, 128, attempt=1, reasons=("StartError",), ran=False, started_at=0.0)
+    result = plan(JOB, Observed(everything(died), record), NOW, SITE)
+    assert result.record.restarts == {"inference": 1}
     assert result.record.scope(name).not_before == NOW + 5
 
 
@@ -102,6 +116,22 @@ def test_a_failed_job_rule_names_the_rule_and_the_last_words() -> None:
     assert (result.status.phase, result.status.reason) == ("Failed", "oom")
     assert result.status.message == "loading 70B"
     assert len([a for a in result.actions if isinstance(a, FailJob)]) == 1
+
+
+@pytest.mark.parametrize("action", ["FailJob", "RestartRole", "RestartPod", "Ignore"])
+def test_no_rule_of_the_jobs_judges_who_ended_well_before_a_scheduler_says_that_the_job_goes_on(
+    action: str,
+) -> None:
+    job = job_with({"name": "any", "roles": ["reward"], "action": action})
+    sent_home = Observed(everything(exited("sums-reward-0", 0)))
+    silent = plan(job, sent_home, NOW + 60, SITE)
+    assert silent.actions == ()
+    assert silent.record.failure is None
+    finished = replace(sent_home, record=silent.record, progress=Progress(finished=True))
+    assert plan(job, finished, NOW + 61, SITE).status.phase == "Succeeded"
+    goes_on = plan(job, replace(sent_home, progress=Progress()), NOW + 61, SITE)
+    assert (goes_on.status.reason == "any") == (action == "FailJob")
+    assert names(goes_on.actions, RemovePod)
 
 
 def test_restarting_the_role_stops_its_other_pods_and_counts_once() -> None:
@@ -172,11 +202,72 @@ def test_a_crash_loop_in_place_reaches_the_budget_and_tells_the_error() -> None:
     [
         pod(SCHEDULER, restarts=1, exit_code=1, phase=PodPhase.STOPPING, deletion_at=NOW),
         exited(SCHEDULER, 137, restarts=1, reasons=("Evicted",)),
+        exited(SCHEDULER, 137, restarts=1, reasons=("ContainerStatusUnknown",)),
         exited(SCHEDULER, 137, restarts=1, conditions=frozenset({"DisruptionTarget"})),
     ],
 )
 def test_a_crash_before_the_pod_was_taken_away_counts_and_the_taking_does_not(taken: Pod) -> None:
     assert plan(JOB, Observed(everything(taken)), NOW, SITE).record.restarts == {"scheduler": 1}
+
+
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_a_scheduler_that_came_back_with_its_node_has_not_failed(code: int, reason: str) -> None:
+    """Five reboots would otherwise spend the budget of a job in which nothing ever went wrong."""
+    rebooted = pod(SCHEDULER, restarts=5, exit_code=code, reasons=(reason,))
+    result = plan(JOB, Observed(everything(rebooted)), NOW, SITE)
+    assert result.record.failure is None
+    assert result.record.restarts == result.record.last_failures == {}
+    assert [a.counted for a in result.actions if isinstance(a, Restarted)] == [False]
+    again = plan(JOB, Observed(everything(rebooted), result.record), NOW + 1, SITE)
+    assert not [a for a in again.actions if isinstance(a, Restarted)], "one end is told once"
+
+
+def test_all_pods_of_a_node_that_restarted_are_replaced_uncounted() -> None:
+    job = job_with(budget=1)
+    lost = [exited(name, 255, reasons=("Unknown",)) for name in PLACES if name != SCHEDULER]
+    result = plan(job, Observed(everything(*lost)), NOW, SITE)
+    assert result.record.failure is None
+    assert result.record.restarts == {}
+
+
+@pytest.mark.parametrize(
+    ("streak", "ran", "wait"), [(0, 5.0, 0), (1, 5.0, 5), (3, 5.0, 20), (3, 600.0, 0)]
+)
+def test_a_pod_that_vanishes_again_and_again_waits_ever_longer_uncounted(
+    streak: int, ran: float, wait: float
+) -> None:
+    name = "sums-inference-0"
+    seen = Scope(1, {name: pod(name, attempt=1).uid}, streak, not_before=NOW - ran)
+    gone = tuple(p for p in everything() if p.name != name)
+    result = plan(JOB, Observed(gone, Record(scopes={name: seen})), NOW, SITE)
+    assert result.record.restarts == {}
+    assert result.record.scope(name).attempt == 2
+    assert result.record.scope(name).not_before == NOW + wait
+    assert names(result.actions, StartPod) == ([] if wait else [name])
+    assert result.wake_at == (NOW + wait if wait else None)
+
+
+def test_the_first_pod_that_vanishes_is_replaced_at_once() -> None:
+    name = "sums-inference-0"
+    seen = plan(JOB, Observed(everything()), NOW, SITE)
+    gone = tuple(p for p in everything() if p.name != name)
+    assert names(plan(JOB, Observed(gone, seen.record), NOW, SITE).actions, StartPod) == [name]
+
+
+@pytest.mark.parametrize("ahead", [600.0, 3.0, -3.0])
+def test_a_node_whose_clock_is_wrong_does_not_put_off_the_judgement(ahead: float) -> None:
+    early = replace(exited("sums-reward-0", 0), ended_at=NOW + ahead)
+    result = plan(JOB, Observed(everything(early), progress=Progress()), NOW, SITE)
+    assert names(result.actions, RemovePod) == ["sums-reward-0"]
+    assert result.record.restarts == {"reward": 1}
+
+
+def test_a_rank_that_crashed_because_another_was_taken_away_does_not_count() -> None:
+    drained = replace(exited("sums-trainer-0", 0), ended_at=NOW - 1, deletion_at=NOW)
+    crashed = replace(exited("sums-trainer-1", 1), ended_at=NOW)
+    result = plan(JOB, Observed(everything(drained, crashed), progress=Progress()), NOW, SITE)
+    assert result.record.restarts == {}
+    assert result.record.scope("trainer").attempt == 1
 
 
 def test_bad_input_in_place_fails_the_job() -> None:

@@ -35,6 +35,7 @@ from support.plans import make_job
 
 SITE = Site("u", "s:7070", "[::]:7070", "/job.json", "/data", "/src", keeps_ended=True)
 OWN_ENDS = (1, 3, 137)
+TAKEN = ("kubelet", "turned away", "reboot", "api", "user", "node")
 ROUNDS = 200
 
 
@@ -58,7 +59,7 @@ class Cluster(RuleBasedStateMachine):
     def begin(self, budget: int, runs: bool) -> None:
         self.now, self.uids = 1_000_000.0, 0
         self.budget, self.replicas, self.steps, self.template = budget, 2, 10, 0
-        self.suspend, self.restart_id = False, ""
+        self.suspend, self.restart_id, self.version = False, "", 1
         self.complete = False
         self.pods: dict[str, Pod] = {}
         self.record = Record()
@@ -105,14 +106,15 @@ class Cluster(RuleBasedStateMachine):
             self._put(replace(pod, phase=PodPhase.RUNNING, started_at=self.now))
 
     @precondition(lambda self: self._in(PodPhase.RUNNING))
-    @rule(data=st.data(), code=st.sampled_from(OWN_ENDS))
-    def process_ends(self, data: st.DataObject, code: int) -> None:
+    @rule(data=st.data(), code=st.sampled_from(OWN_ENDS), beside_others=st.booleans())
+    def process_ends(self, data: st.DataObject, code: int, beside_others: bool) -> None:
         pod = data.draw(st.sampled_from(self._in(PodPhase.RUNNING)))
         if pod.role == SCHEDULER:
             self._put(replace(pod, restarts=pod.restarts + 1, exit_code=code, ended_at=self.now))
         else:
             self.own_failures.add(pod.uid)
-            self._put(replace(pod, phase=PodPhase.EXITED, exit_code=code, ended_at=self.now))
+            ended = replace(pod, phase=PodPhase.EXITED, exit_code=code, ended_at=self.now)
+            self._put(replace(ended, lingers=beside_others))
 
     @precondition(lambda self: self._scheduler())
     @rule(data=st.data(), is_taken=st.booleans())
@@ -126,7 +128,7 @@ class Cluster(RuleBasedStateMachine):
             self._put(replace(scheduler, phase=PodPhase.STOPPING, deletion_at=self.now + 15))
 
     @precondition(lambda self: self._alive())
-    @rule(data=st.data(), how=st.sampled_from(["kubelet", "turned away", "api", "user", "node"]))
+    @rule(data=st.data(), how=st.sampled_from(TAKEN))
     def pod_is_taken(self, data: st.DataObject, how: str) -> None:
         pod = data.draw(st.sampled_from(self._alive()))
         ended = replace(pod, phase=PodPhase.EXITED, exit_code=137, ended_at=self.now)
@@ -137,6 +139,8 @@ class Cluster(RuleBasedStateMachine):
                 self._put(replace(ended, reasons=("Evicted",)))
             case "turned away":
                 self._put(replace(ended, exit_code=None, reasons=("OutOfcpu",), ran=False))
+            case "reboot":
+                self._put(replace(ended, exit_code=255, reasons=("Unknown",)))
             case "api":
                 self._put(replace(leaves, conditions=target))
             case "user":
@@ -172,6 +176,10 @@ class Cluster(RuleBasedStateMachine):
 
     # What the operator does.
 
+    @rule()
+    def operator_is_upgraded(self) -> None:
+        self.version += 1
+
     @rule(looks=st.integers(1, 4))
     def reconcile(self, looks: int) -> None:
         for _ in range(looks):
@@ -185,13 +193,13 @@ class Cluster(RuleBasedStateMachine):
     def plan_from_an_old_record_is_refused(self, data: st.DataObject) -> None:
         """Its status write names an old resourceVersion: nothing follows, but nothing may break either."""
         old = data.draw(st.sampled_from(self.records))
-        plan(self._job(), self._observed(old), self.now, SITE)
+        plan(self._job(), self._observed(old), self.now, self._site())
 
     def _reconcile(self, acts: int | None, hears: bool) -> None:
         before = self.record
         observed = self._observed(before)
-        result = plan(self._job(), observed, self.now, SITE)
-        again = plan(self._job(), observed, self.now, SITE)
+        result = plan(self._job(), observed, self.now, self._site())
+        again = plan(self._job(), observed, self.now, self._site())
         assert result == again
         self._expect(observed, before, result)
         self.record = read_record(write_record(result.record))
@@ -251,8 +259,11 @@ class Cluster(RuleBasedStateMachine):
                 action.attempt,
                 PodPhase.PENDING,
                 spec_hash=self.record.spec_hash,
+                image=action.image,
             )
         )
+        versions = {p.image.partition(":")[2] for p in self.pods.values()}
+        assert len(versions) == 1, "images of two operators in one run"
 
     def _force(self, uid: str, name: str) -> None:
         pod = self.pods[name]
@@ -363,6 +374,10 @@ class Cluster(RuleBasedStateMachine):
 
     def _job(self) -> RLJob:
         return _job(self.steps, self.restart_id, self.replicas, self.template, self.budget)
+
+    def _site(self) -> Site:
+        images = {"scheduler_image": f"s:{self.version}", "worker_image": f"w:{self.version}"}
+        return replace(SITE, **images)
 
     def _observed(self, record: Record) -> Observed:
         scheduler = self._scheduler()

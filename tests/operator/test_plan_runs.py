@@ -6,6 +6,7 @@ import pytest
 from roll_api import RLJob, spec_hash
 from roll_api import job as job_module
 from roll_operator.plan import (
+    Announce,
     DeleteJob,
     Held,
     Observed,
@@ -92,6 +93,27 @@ def test_an_ended_job_stays_ended_when_suspended_and_resumed() -> None:
     assert names(resumed.actions, StartPod) == []
 
 
+def test_a_job_that_finishes_while_it_is_being_suspended_has_ended_for_good() -> None:
+    job = with_policy(ttlSecondsAfterFinished=60)
+    stopping = plan(job, Observed(everything(), suspend=True), NOW, CLUSTER)
+    last_word = Observed(everything(), stopping.record, Progress(finished=True), suspend=True)
+    finished = plan(job, last_word, NOW + 1, CLUSTER)
+    assert (finished.status.phase, finished.record.closing) == ("Succeeded", False)
+    resumed = plan(job, Observed((), finished.record), NOW + 9, CLUSTER)
+    assert (resumed.status.phase, resumed.actions) == ("Succeeded", ())
+    later = plan(job, Observed((), finished.record, suspend=True), NOW + 61, CLUSTER)
+    assert [type(action) for action in later.actions] == [DeleteJob]
+
+
+def test_a_job_that_finishes_while_it_is_being_restarted_begins_again() -> None:
+    job = make_job(restart={"id": "again"})
+    began = plan(JOB, Observed(everything()), NOW, SITE)
+    last_word = Observed(everything(), began.record, Progress(finished=True))
+    stopping = plan(job, last_word, NOW, SITE)
+    fresh = plan(job, Observed((), stopping.record), NOW + 1, SITE)
+    assert {a.attempt for a in fresh.actions if isinstance(a, StartPod)} == {1}
+
+
 @pytest.mark.parametrize(
     "ended", [{}, {"finished": True}, {"failure": {"reason": "BadInput", "message": "no"}}]
 )
@@ -122,6 +144,84 @@ def test_a_job_that_is_made_with_a_restart_id_is_not_restarted() -> None:
     assert plan(job, Observed(everything(), first.record), NOW, SITE).actions == ()
 
 
+# Images.
+
+FIRST = replace(CLUSTER, scheduler_image="operator:1", worker_image="worker:1")
+UPGRADED = replace(CLUSTER, scheduler_image="operator:2", worker_image="worker:2")
+
+
+def run(tag: str, *gone: str) -> tuple[Pod, ...]:
+    """All pods with the images of one operator, but for those that are gone."""
+    kinds = {True: f"operator:{tag}", False: f"worker:{tag}"}
+    there = (p for p in everything() if p.name not in gone)
+    return tuple(replace(p, image=kinds[p.role == "scheduler"]) for p in there)
+
+
+def images(actions: object) -> dict[str, str]:
+    return {a.name: a.image for a in actions if isinstance(a, StartPod)}  # type: ignore[attr-defined]
+
+
+def test_a_run_keeps_its_images_and_the_next_one_takes_up_the_operators() -> None:
+    began = plan(JOB, Observed(), NOW, FIRST)
+    assert images(began.actions) == {p.name: p.image for p in run("1")}
+    left = run("1", "sums-reward-0", "sums-scheduler-0")
+    later = plan(JOB, Observed(left, began.record), NOW, UPGRADED)
+    assert images(later.actions) == {
+        "sums-scheduler-0": "operator:1",
+        "sums-reward-0": "worker:1",
+    }
+    suspended = plan(JOB, Observed((), later.record, suspend=True), NOW, UPGRADED)
+    resumed = plan(JOB, Observed((), suspended.record), NOW, UPGRADED)
+    assert images(resumed.actions) == {p.name: p.image for p in run("2")}
+    job = make_job(restart={"id": "again"})
+    again = plan(job, Observed((), later.record), NOW, UPGRADED)
+    assert images(again.actions) == {p.name: p.image for p in run("2")}
+
+
+@pytest.mark.parametrize(
+    ("gone", "expected"),
+    [
+        (["sums-reward-0"], {"sums-reward-0": "worker:1"}),
+        (["sums-scheduler-0"], {"sums-scheduler-0": "operator:2"}),
+        (
+            [name for name in WORKERS if name != "sums-reward-0"],
+            {name: "worker:1" for name in WORKERS if name != "sums-reward-0"},
+        ),
+        (WORKERS, dict.fromkeys(WORKERS, "worker:2")),
+    ],
+)
+def test_where_no_images_are_recorded_those_of_the_pods_that_are_there_are_the_runs(
+    gone: list[str], expected: dict[str, str]
+) -> None:
+    result = plan(JOB, Observed(run("1", *gone), Record()), NOW, UPGRADED)
+    assert images(result.actions) == expected
+
+
+def test_an_image_that_a_role_has_from_its_template_is_not_for_other_roles() -> None:
+    template = {"spec": {"containers": [{"name": "environment", "image": "games:7"}]}}
+    roles = {"trainer": {}, "inference": {"replicas": 2}, "reward": {}}
+    job = make_job(roles=roles | {"environment": {"template": template}})
+    others = [p for p in run("1") if p.role in ("scheduler", "inference")]
+    games = replace(pod("sums-environment-0"), image="games:7")
+    result = plan(job, Observed((games, *others)), NOW, UPGRADED)
+    assert images(result.actions) == {"sums-trainer-0": "worker:1", "sums-reward-0": "worker:1"}
+
+
+def test_a_job_with_an_image_of_its_own_keeps_it_while_it_runs() -> None:
+    mine = make_job(image="mine:1")
+    began = plan(mine, Observed(), NOW, FIRST)
+    assert {i for n, i in images(began.actions).items() if n in WORKERS} == {"mine:1"}
+    changed = make_job(image="mine:2")
+    left = run("1", "sums-reward-0")
+    later = plan(changed, Observed(left, began.record, job_of_record=mine), NOW, UPGRADED)
+    assert images(later.actions) == {"sums-reward-0": "mine:1"}
+
+
+def test_no_images_are_recorded_of_a_job_that_has_ended() -> None:
+    ended = Record(finished=True, restart_id="", ended_at=NOW)
+    assert plan(JOB, Observed((), ended), NOW, UPGRADED).record.scheduler_image == ""
+
+
 # Deadlines.
 
 
@@ -146,6 +246,25 @@ def test_a_run_that_outlasts_its_deadline_fails(
     assert (result.status.phase == "Failed") == (reason is not None)
     if reason is None and policy and not was_running:
         assert result.wake_at == NOW - late + 60
+
+
+@pytest.mark.parametrize(
+    "policy", [{"activeDeadlineSeconds": 60}, {"preRunningDeadlineSeconds": 60}]
+)
+def test_no_deadline_runs_while_a_queue_holds_all_pods_back(policy: dict[str, object]) -> None:
+    job = with_policy(**policy)
+    gated = tuple(
+        replace(p, phase=PodPhase.PENDING, pending=("SchedulingGated", "")) for p in everything()
+    )
+    first = plan(job, Observed(), NOW, SITE)
+    waits = plan(job, Observed(gated, first.record), NOW + 3600, SITE)
+    assert waits.status.phase == "Starting"
+    assert waits.wake_at is None
+    admitted = (replace(gated[0], pending=None), *gated[1:])
+    begins = plan(job, Observed(admitted, waits.record), NOW + 7200, SITE)
+    assert begins.wake_at == NOW + 7260
+    late = plan(job, Observed(admitted, begins.record), NOW + 7260, SITE)
+    assert late.status.phase == "Failed"
 
 
 def test_a_job_that_was_not_ready_in_time_tells_what_it_waited_for() -> None:
@@ -358,6 +477,20 @@ def test_an_inference_place_that_is_scaled_away_and_back_is_a_new_attempt() -> N
     started = [(a.name, a.attempt) for a in third.actions if isinstance(a, StartPod)]
     assert started == [("sums-inference-1", 1)]
     assert third.record.restarts == {}
+    assert not [a for a in third.actions if isinstance(a, Announce)], "nobody took it"
+
+
+def test_a_place_that_returns_while_its_last_pod_still_leaves_is_filled_when_it_is_gone() -> None:
+    observed = running()
+    first = plan(edited(replicas=1), observed, NOW, SITE)
+    leaves = pod("sums-inference-1", phase=PodPhase.STOPPING, deletion_at=NOW + 15)
+    meanwhile = replace(observed, pods=everything(leaves), record=first.record)
+    second = plan(JOB, meanwhile, NOW + 1, SITE)
+    assert second.actions == ()
+    left = tuple(p for p in observed.pods if p.name != "sums-inference-1")
+    third = plan(JOB, replace(observed, pods=left, record=second.record), NOW + 2, SITE)
+    assert names(third.actions, StartPod) == ["sums-inference-1"]
+    assert not [a for a in third.actions if isinstance(a, Announce)], "nobody took it"
 
 
 # The end.
@@ -399,6 +532,15 @@ def test_an_ended_job_is_deleted_when_its_time_is_over(
     assert len([a for a in result.actions if isinstance(a, DeleteJob)]) == deleted
     if not deleted:
         assert result.wake_at == NOW + 1
+
+
+@pytest.mark.parametrize("policy", ["Running", "All"])
+def test_side_cars_do_not_outlive_the_job(policy: str) -> None:
+    job = with_policy(cleanPodPolicy=policy)
+    pods = everything(*(exited(name, 0, lingers=True) for name in WORKERS))
+    result = plan(job, Observed(pods, Record(finished=True)), NOW, CLUSTER)
+    assert sorted(names(result.actions, StopPod)) == sorted(PLACES)
+    assert not result.done
 
 
 @pytest.mark.parametrize("record", [Record(), Record(closing=True)])

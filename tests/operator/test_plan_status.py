@@ -217,6 +217,24 @@ def test_a_lost_ledger_is_not_forgotten_with_the_next_look() -> None:
     assert conditions(later.status)["LedgerLost"] == ("True", "LedgerLost")
 
 
+@pytest.mark.parametrize(
+    ("storage", "reason"),
+    [
+        ({"size": "10Gi"}, "LedgerKept"),
+        ({"size": "10Gi", "ledger": "EmptyDir"}, "LedgerOnPodDisk"),
+        ({"uri": "s3://bucket/prefix"}, "LedgerOnPodDisk"),
+        ({"uri": "s3://bucket/prefix", "ledger": "Claim"}, "LedgerKept"),
+    ],
+)
+def test_a_ledger_that_a_lost_pod_takes_along_is_told_before(
+    storage: dict[str, str], reason: str
+) -> None:
+    status = plan(make_job(storage=storage), Observed(everything()), NOW, SITE).status
+    (told,) = (c for c in status.conditions if c.type == "LedgerLost")
+    assert (told.status, told.reason) == ("False", reason)
+    assert ("storage.ledger: Claim" in told.message) == (reason == "LedgerOnPodDisk")
+
+
 def test_autoscalers_are_told_which_pods_are_inference() -> None:
     status = plan(JOB, Observed(everything()), NOW, SITE).status
     assert status.inference_selector == "roll.dev/job=sums,roll.dev/role=inference"
@@ -285,12 +303,23 @@ def test_other_words_for_the_same_obstacle_are_no_new_event() -> None:
     assert events(before, replace(PENDING, refused={"sums-reward-0": other})) == []
 
 
+def test_a_kubelet_that_tries_to_pull_and_waits_by_turns_is_told_once() -> None:
+    def stuck(kind: str) -> Observed:
+        waits = pod("sums-reward-0", phase=PodPhase.PENDING, pending=(kind, "no such image"))
+        return replace(PENDING, pods=everything(waits))
+
+    tries, waits = stuck("ErrImagePull"), stuck("ImagePullBackOff")
+    assert events(PENDING, tries) == [("Warning", "ErrImagePull")]
+    assert events(tries, waits) == events(waits, tries) == []
+    assert events(waits, stuck("InvalidImageName")) == [("Warning", "InvalidImageName")]
+
+
 def test_a_pod_that_somebody_took_is_told() -> None:
     seen = plan(JOB, Observed(everything()), NOW, SITE)
     gone = tuple(p for p in everything() if p.name != "sums-reward-0")
     result = plan(JOB, Observed(gone, seen.record), NOW, SITE)
     assert [(a.reason, a.message) for a in result.actions if isinstance(a, Announce)] == [
-        ("PodTaken", "sums-reward-0 was taken away by somebody and is replaced, uncounted")
+        ("PodTaken", "sums-reward-0 was taken away by somebody and is replaced now, uncounted")
     ]
 
 

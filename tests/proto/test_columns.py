@@ -29,7 +29,7 @@ def test_results_come_out_as_they_went_in() -> None:
             payload=b"x" * n, tokens=n, has_reward=n == 1, reward=float("inf") if n == 1 else 0.0,
             oldest=PolicyVersion(lineage=2, number=0) if n else None,
             newest=PolicyVersion(lineage=2, number=5) if n else None,
-            done=n == 2, busy_micros=7 * n, resident=n == 0, base_tokens=n,
+            done=n == 2, resident=n == 0, base_tokens=n,
         )
         for n in range(3)
     ]  # fmt: skip

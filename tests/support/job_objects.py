@@ -67,8 +67,8 @@ FULL = make_job(
 """A job that says everything."""
 
 
-def starts(job: RLJob) -> list[StartPod]:
-    actions = plan(job, Observed(), 1.0, site(job)).actions
+def starts(job: RLJob, cluster: Cluster = CLUSTER) -> list[StartPod]:
+    actions = plan(job, Observed(), 1.0, site(job, cluster)).actions
     return [action for action in actions if isinstance(action, StartPod)]
 
 
@@ -78,7 +78,7 @@ def pods(
     """Every pod of the job by its name."""
     return {
         start.name: pod(job, replace(start, attempt=attempt), cluster, "7", starting=starting)
-        for start in starts(job)
+        for start in starts(job, cluster)
     }
 
 

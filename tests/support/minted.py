@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import time
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jwt
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
 from roll_operator.trust import certificates
-from roll_operator.trust.identity import OPERATOR_AUDIENCE, audience
+from roll_operator.trust.identity import audience, operator_audience
 
 JOB_UID = "job-uid"
 OPERATOR = "system:serviceaccount:roll-system:roll-operator"
@@ -52,8 +56,35 @@ class Issuer:
             **{"kubernetes.io": bound},
         )
 
-    def operator(self, subject: str = OPERATOR, to: str = OPERATOR_AUDIENCE) -> str:
-        return self.sign(aud=[to], sub=subject)
+    def operator(self, subject: str = OPERATOR, job: str = JOB_UID, seconds: float = 3600.0) -> str:
+        return self.sign(seconds, aud=[operator_audience(job)], sub=subject)
+
+
+@dataclass(frozen=True)
+class Pair:
+    certificate: bytes
+    key: bytes
+
+    @classmethod
+    def of_an_authority(cls, name: str, now: float | None = None) -> Pair:
+        """One that signs itself, for ten years, as a company's would."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        began = datetime.datetime.fromtimestamp(now or time.time(), datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(began - datetime.timedelta(minutes=5))
+            .not_valid_after(began + datetime.timedelta(days=3650))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+            .sign(key, hashes.SHA256())
+        )
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        encoded = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        return cls(certificate.public_bytes(pem), encoded)
 
 
 def write_keys(path: Path, *issuers: Issuer) -> None:

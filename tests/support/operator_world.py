@@ -18,7 +18,7 @@ from typing import Any
 
 import urllib3
 from roll_cluster import ApiServer
-from roll_cluster.api_server import free_port
+from roll_wire.ports import free_port
 from ruamel.yaml import YAML
 
 from support.job_objects import BASE
@@ -43,6 +43,7 @@ KINDS = {
     "podgroups": "/apis/scheduling.k8s.io/v1alpha2",
     "rljobs": "/apis/roll.dev/v1alpha1",
 }
+CERTIFICATES = "certificates.cert-manager.io"
 
 
 JOB: Manifest = changed(
@@ -62,6 +63,12 @@ PLACES = [
     "sums-scheduler-0",
     "sums-trainer-0",
 ]
+
+
+def rights() -> dict[str, list[Manifest]]:
+    """The parts of rbac.yaml."""
+    found: dict[str, list[Manifest]] = YAML(typ="safe").load(RBAC.read_text())
+    return found
 
 
 class Refused(Exception):
@@ -102,7 +109,8 @@ class World:
         return json.loads(answer.data)
 
     def path(self, kind: str, namespace: str, name: str = "") -> str:
-        return f"{KINDS[kind]}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
+        home = "/apis/cert-manager.io/v1" if kind == "certificates" else KINDS[kind]
+        return f"{home}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest:
         found: Manifest = self.call("GET", self.path(kind, namespace, name))
@@ -179,31 +187,65 @@ class World:
 
     def grant(self) -> None:
         """The operator's account, with the rights of rbac.yaml and no others."""
-        rules = YAML(typ="safe").load(RBAC.read_text())
         self.namespace(SYSTEM)
-        self.create("serviceaccounts", SYSTEM, {"metadata": {"name": "roll-operator"}})
-        rbac = "/apis/rbac.authorization.k8s.io/v1"
-        subject = [{"kind": "ServiceAccount", "name": "roll-operator", "namespace": SYSTEM}]
-        everywhere = rules["jobs"] + rules["cluster"]
-        for path, kind, granted in (
-            (rbac, "ClusterRole", everywhere),
-            (f"{rbac}/namespaces/{SYSTEM}", "Role", rules["own"]),
-        ):
-            body = {"metadata": {"name": "roll-operator"}, "rules": granted}
-            self.call("POST", f"{path}/{kind.lower()}s", body)
-            binding = {
-                "metadata": {"name": "roll-operator"},
-                "subjects": subject,
-                "roleRef": {
-                    "apiGroup": "rbac.authorization.k8s.io",
-                    "kind": kind,
-                    "name": "roll-operator",
-                },
-            }
-            self.call("POST", f"{path}/{kind.lower()}bindings", binding)
+        self.account("roll-operator")
+        rules = rights()
+        self.allow("roll-operator", rules["cluster"] + rules["jobs"])
 
-    def token(self) -> str:
-        path = f"{self.path('serviceaccounts', SYSTEM, 'roll-operator')}/token"
+    def account(self, name: str) -> None:
+        """One for an operator, which may lead and show itself to schedulers."""
+        self.create("serviceaccounts", SYSTEM, {"metadata": {"name": name}})
+        rules = rights()
+        account = [rule | {"resourceNames": [name]} for rule in rules["account"]]
+        self.allow(name, rules["own"] + account, SYSTEM)
+
+    def allow(self, account: str, rules: list[Manifest], namespace: str = "") -> None:
+        """In one namespace, or in all."""
+        kind = "Role" if namespace else "ClusterRole"
+        path = "/apis/rbac.authorization.k8s.io/v1"
+        path += f"/namespaces/{namespace}" if namespace else ""
+        group = {"apiGroup": "rbac.authorization.k8s.io"}
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}
+        role = {"metadata": {"generateName": f"{account}-"}, "rules": rules}
+        name = self.call("POST", f"{path}/{kind.lower()}s", role)["metadata"]["name"]
+        binding = {
+            "metadata": {"name": name},
+            "subjects": [subject],
+            "roleRef": group | {"kind": kind, "name": name},
+        }
+        self.call("POST", f"{path}/{kind.lower()}bindings", binding)
+
+    @contextmanager
+    def certificates(self) -> Iterator[None]:
+        """cert-manager's objects, without cert-manager; and the operator's rights on them."""
+        anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {"name": "v1", "served": True, "storage": True}
+        crd = {
+            "metadata": {"name": CERTIFICATES},
+            "spec": {
+                "group": "cert-manager.io",
+                "names": {"kind": "Certificate", "plural": "certificates"},
+                "scope": "Namespaced",
+                "versions": [version | {"schema": {"openAPIV3Schema": anything}}],
+            },
+        }
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        self.allow("roll-operator", rights()["certManager"])
+        self.call("POST", path, crd)
+        eventually("they are served", lambda: self.all("certificates", "default") == [])
+        yield
+        self.call("DELETE", f"{path}/{CERTIFICATES}")
+        eventually("they are served no more", lambda: not self._serves("certificates"))
+
+    def _serves(self, kind: str) -> bool:
+        try:
+            self.all(kind, "default")
+        except Refused as refused:
+            return refused.status != 404
+        return True
+
+    def token(self, account: str = "roll-operator") -> str:
+        path = f"{self.path('serviceaccounts', SYSTEM, account)}/token"
         asked = {"spec": {"expirationSeconds": 86400}}
         return str(self.call("POST", path, asked)["status"]["token"])
 
@@ -214,7 +256,7 @@ class OperatorProcess:
     def __init__(self, folder: Path, server: str, token: str, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "operator.log"
-        self.health, self.metrics = free_port("127.0.0.1"), free_port("127.0.0.1")
+        self.health, self.metrics = free_port(), free_port()
         config = folder / "kubeconfig"
         config.write_text(json.dumps(_kubeconfig(server, token)))
         self._env = {
@@ -288,15 +330,31 @@ class Kubelet:
             try:
                 pods = self._world.all("pods", self._namespace)
                 for pod in pods:
-                    if pod["status"].get("phase") == "Pending":
-                        role = pod["metadata"]["labels"]["roll.dev/role"]
-                        name = pod["metadata"]["name"]
-                        self._world.run_pod(self._namespace, name, role, self._ip)
+                    self.look_at(pod)
             except (Refused, urllib3.exceptions.HTTPError):
                 continue  # gone meanwhile, or the API server is away
 
+    def look_at(self, pod: Manifest) -> None:
+        if pod["status"].get("phase") == "Pending":
+            role, name = pod["metadata"]["labels"]["roll.dev/role"], pod["metadata"]["name"]
+            self._world.run_pod(self._namespace, name, role, self._ip)
+
 
 Start = Callable[..., OperatorProcess]
+
+
+FIRST = dict.fromkeys(PLACES, "0")
+AFTER = FIRST | {"sums-inference-0": "1"}
+"""`attempts` of a job that began, and after the first failure of an inference pod."""
+
+
+def attempts(world: World, namespace: str) -> dict[str, str]:
+    """Name and attempt of every pod that runs."""
+    return {
+        pod["metadata"]["name"]: pod["metadata"]["labels"]["roll.dev/attempt"]
+        for pod in world.all("pods", namespace)
+        if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
 
 
 def names(manifests: list[Manifest]) -> list[str]:

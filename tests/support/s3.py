@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from roll_cluster import binaries
+from roll_wire.ports import free_port
 
 KEY, SECRET, BUCKET = "roll", "not-a-secret", "bucket"
 
@@ -21,9 +22,7 @@ class S3Server:
         self.folder = folder
         self.bucket = folder / BUCKET
         self.bucket.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port(host)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -1,6 +1,6 @@
 """All durable facts of a JobState in plain data, to compare a scheduler with the one that opens its ledger next.
 
-Leases, residents, suspects and queues are not durable: a leased unit waits again in the next term.
+Leases, residents and queues are not durable: a leased unit waits again in the next term.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ def dump(state: JobState) -> dict[str, Any]:
         **{name: getattr(state, name) for name in COUNTED},
         "ending": state.ending,
         "finished": state.finished,
-        "filtered_in_step": state.filtered_in_step,
         "counters": {n: c for n, c in state.counters.items() if c and n not in NOT_DURABLE},
         "groups": {g.id: _group(g) for g in state.groups.values()},
         "slots": {
@@ -69,7 +68,7 @@ def _unit(unit: Unit) -> dict[str, Any]:
         "turn": unit.turn,
         "state": state,
         "cause": unit.cause,
-        "failures": unit.failures,
+        "failures": (unit.failures, unit.hurdle, unit.company),
         "life": unit.life,
         "tokens": unit.tokens,
         "kept": unit.kept,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from roll_operator.scheduler import (
     arrivals,
@@ -20,7 +21,8 @@ from roll_operator.scheduler import (
     training,
 )
 from roll_operator.scheduler.ledger import SqliteLedger
-from roll_operator.scheduler.lifecycle import Lease, Stage
+from roll_operator.scheduler.ledger.rows import read_groups
+from roll_operator.scheduler.lifecycle import GroupState, Lease, Stage
 from roll_operator.scheduler.presence import Greeting, HeldLease
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.state import Acks, CheckpointRow, JobState, Out, Publication
@@ -41,6 +43,12 @@ class Machine:
         self.trainer: SimTrainer | None = None
         self.past_trainers: list[SimTrainer] = []
         self.broken_checkpoints: set[str] = set()
+        self.weights: dict[tuple[int, int], str] = {}  # the digests of those that can be fetched
+        self.held_out = "held-out"  # the digest of those prompts
+        self.replays = True  # environments make an episode again that lived elsewhere
+        self.raises: set[tuple[int, int, int]] = (
+            set()
+        )  # (group, index, turn) whose step does, always
         self.stored: dict[tuple[int, int, str, int], int] = {}
         self._pods = 0
         self.ledger: SqliteLedger
@@ -64,7 +72,13 @@ class Machine:
             self.trainer.welcomed = False
         self.open()
 
-    def flush(self, *, commit: bool = True) -> None:
+    def reopen(self, **changed: Any) -> None:
+        """As after a suspension in which the job's spec was changed."""
+        self.settings = replace(self.settings, **changed)
+        self.crash_scheduler()
+
+    def flush(self, *, commit: bool = True, deliver: bool = True) -> None:
+        """A turn of the scheduler, which may crash before its commit, or right behind it."""
         core.tick(self.state, self.now)
         core.dispatch(self.state, self.now)
         writes, out = self.state.take()
@@ -75,7 +89,10 @@ class Machine:
         if writes:
             self.ledger.commit(writes, payloads)
         self.ledger.store.done()
-        self._deliver(out)
+        if deliver:
+            self._deliver(out)
+        else:
+            self.crash_scheduler()
 
     def _deliver(self, out: Out) -> None:
         for worker in self.workers.values():
@@ -100,11 +117,14 @@ class Machine:
                     }
             if name in out.policies:
                 policy = out.policies[name]
-                worker.offered = (policy.lineage, policy.number)
+                worker.offered = policy.lineage, policy.number
+                worker.digest = policy.digest
             for lease in out.assign.get(name, []):
                 if lease.unit.lease is lease:
-                    worker.held[lease.id] = self._task(lease)
-                    worker.residents.pop(lease.unit.key, None)
+                    task = worker.held[lease.id] = self._task(lease)
+                    if worker.version and worker.version[1] >= task.min_version:
+                        task.began = worker.version
+                    task.at_home = worker.residents.pop(lease.unit.key, None) is not None
         trainer = self.trainer
         if trainer and trainer.id in out.welcomes and not trainer.welcomed:
             trainer.welcomed = True
@@ -136,7 +156,9 @@ class Machine:
         return worker
 
     def connect(self, worker: SimWorker) -> None:
-        data = {"train": (self.rows, "hash"), "validation": (3, "held-out")}
+        data = {"train": (self.rows, "hash")}
+        if self.settings.validation_every:
+            data["validation"] = (3, self.held_out)
         held = [HeldLease(t.group, t.index, t.lease, t.stage, t.turn) for t in worker.held.values()]
         for outcome in worker.unacked.values():
             t = outcome.task
@@ -168,7 +190,7 @@ class Machine:
 
     def ping(self, worker: SimWorker) -> None:
         known = self.state.workers.get(worker.id)
-        if worker.connected and known:
+        if worker.connected and known and not worker.hung:
             presence.seen(self.state, known, self.now)
 
     def disconnect(self, worker: SimWorker) -> None:
@@ -186,11 +208,13 @@ class Machine:
         """The same pod, a new process: it knows nothing of what the old one held."""
         worker.incarnation += 1
         worker.held, worker.unacked, worker.residents, worker.version = {}, {}, {}, None
-        worker.offered = None
+        worker.offered, worker.hung = None, False
         self.connect(worker)
 
     def fetch(self, worker: SimWorker) -> None:
-        if worker.offered and (worker.version is None or worker.offered > worker.version):
+        if worker.hung or worker.offered is None or self.weights[worker.offered] != worker.digest:
+            return
+        if worker.version is None or worker.offered > worker.version:
             worker.version = worker.offered
             known = self.state.workers.get(worker.id)
             if worker.connected and known:
@@ -206,7 +230,7 @@ class Machine:
         cause: str = "",
     ) -> None:
         """The worker ends a task: by a result, or by a failure with a cause."""
-        if task.lease not in worker.held:
+        if task.lease not in worker.held or worker.hung:
             return
         if task.stage == Stage.GENERATE:
             if worker.version is None or worker.version[1] < task.min_version:
@@ -214,14 +238,17 @@ class Machine:
             if worker.version is None or worker.version[1] < task.min_version:
                 return  # not there yet: it waits for its weights
         version = worker.version[1] if worker.version else None
+        cause = cause or self._goes_wrong(task)
         del worker.held[task.lease]
         if cause:
             outcome = Outcome(task, "failure", version, cause=cause)
         else:
             graph = self.settings.graph
             ends = graph.after(task.stage, done=done) is None
-            outcome = Outcome(task, "result", version, reward if ends else None, done)
+            outcome = Outcome(task, "result", version, version, reward if ends else None, done)
             outcome.lineage = worker.version[0] if worker.version else None
+            mixed = task.began is not None and task.began[0] == outcome.lineage
+            outcome.oldest = task.began[1] if task.began and mixed else version
             stays = task.stage in (Stage.RESET, Stage.STEP) and graph.interactive and not done
             if stays:
                 worker.residents[task.group, task.index] = task
@@ -230,6 +257,14 @@ class Machine:
         worker.unacked[task.lease] = outcome
         worker.sent.append(outcome)
         self._send(worker, outcome)
+
+    def _goes_wrong(self, task: Held) -> str:
+        """What comes of a step, whoever takes it: an episode that raised is gone, and another has to be made."""
+        if task.stage != Stage.STEP:
+            return ""
+        if not (self.replays or task.at_home):
+            return "replay"
+        return "input" if (task.group, task.index, task.turn) in self.raises else ""
 
     def _send(self, worker: SimWorker, outcome: Outcome) -> None:
         known = self.state.workers.get(worker.id)
@@ -250,7 +285,7 @@ class Machine:
             task.turn,
             self.payload(task),
             tokens=2 if generates else 0,
-            oldest=outcome.version if generates else None,
+            oldest=outcome.oldest if generates else None,
             newest=outcome.version if generates else None,
             lineage=outcome.lineage if generates else None,
             reward=outcome.reward,
@@ -271,17 +306,19 @@ class Machine:
         """What was generated so far, once or twice over."""
         known = self.state.workers.get(worker.id)
         ready = worker.version is not None and worker.version[1] >= task.min_version
-        if not (ready and known and worker.connected) or task.partials:
+        if not (ready and known and worker.connected) or task.partials or worker.hung:
             return
         assert worker.version
+        began = task.began if task.began and task.began[0] == worker.version[0] else worker.version
         for _ in range(2 if again else 1):
             flow.progress(
                 self.state, known, lease=task.lease, tokens=task.kept + tokens, now=self.now,
-                partial=b"partial", partial_tokens=tokens, oldest=worker.version[1],
+                partial=b"partial", partial_tokens=tokens, oldest=began[1],
                 newest=worker.version[1],
             )  # fmt: skip
         task.partials = True
         task.kept += tokens
+        task.began = worker.version
 
     def send_again(self, worker: SimWorker, outcome: Outcome, *, reward: float | None) -> None:
         """A duplicate, late or contradicting result."""
@@ -357,8 +394,22 @@ class Machine:
         training.commit(self.state, trainer.term, row, self.now)
 
     def _publish(self, trainer: SimTrainer) -> None:
-        publication = Publication(trainer.step, trainer.lineage, "digest", ("/weights",))
+        """Every trainer comes to other weights, and its files replace those of the one before."""
+        digest = f"of trainer {trainer.attempt}"
+        publication = Publication(trainer.step, trainer.lineage, digest, ("/weights",))
         training.publish(self.state, trainer.term, publication)
+        self.weights[trainer.lineage, trainer.step] = digest
+
+    def impure(self) -> list[int]:
+        """Held-out groups that count for one version and have tokens of another."""
+        query = f"SELECT id FROM groups WHERE state = {int(GroupState.EVALUATED)}"
+        ids = [group for (group,) in self.ledger.reader.execute(query)]
+        return [
+            group.id
+            for group in read_groups(self.ledger.reader, self.settings.graph, ids)
+            for unit in group.kept
+            if unit.oldest is not None and {unit.oldest, unit.newest} != {group.validation}
+        ]
 
     def audit(self) -> audit.Audit:
         return audit.audit(self.ledger.reader, self.settings, self.ledger.store)

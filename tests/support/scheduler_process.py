@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 import grpc
 from roll_wire import PROTOCOL, control_pb2_grpc, session_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from roll_wire.columns import pack_results, unpack_tasks
+from roll_wire.ports import free_port
 from roll_wire.session_pb2 import (
     DataSet,
     FromWorker,
@@ -31,13 +31,6 @@ from roll_wire.session_pb2 import (
 
 SECONDS = 100.0  # stops a hang; a busy machine is slow
 JOB_UID = "job-uid"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def job_document(**rollout: Any) -> dict[str, Any]:
@@ -71,13 +64,14 @@ def job_document(**rollout: Any) -> dict[str, Any]:
 
 @dataclass
 class Scheduler:
-    """`python -m roll_operator.scheduler`, restarted on the same port as often as a test likes."""
+    """`python -m roll_operator.scheduler` (or another `command`), restarted on the same port as often as a test likes."""
 
     folder: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[str] | None = None
     channels: list[grpc.Channel] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)  # over what every scheduler is told
+    command: tuple[str, ...] = ("-m", "roll_operator.scheduler")
 
     @property
     def address(self) -> str:
@@ -97,7 +91,7 @@ class Scheduler:
             | self.env
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "roll_operator.scheduler"],
+            [sys.executable, *self.command],
             env=env, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         return self.process

@@ -63,6 +63,8 @@ class Held:
     validation: bool
     kept: int
     partials: bool = False
+    began: tuple[int, int] | None = None  # the version that its first token is of
+    at_home: bool = False  # its episode was here when it came
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Outcome:
     task: Held
     kind: str  # result | failure
     version: int | None
+    oldest: int | None = None
     reward: float | None = None
     done: bool = False
     cause: str = "infrastructure"
@@ -87,12 +90,14 @@ class SimWorker:
     credits: int = 4
     version: tuple[int, int] | None = None  # (lineage, number)
     offered: tuple[int, int] | None = None
+    digest: str = ""  # of what it was offered
     held: dict[int, Held] = field(default_factory=dict)
     unacked: dict[int, Outcome] = field(default_factory=dict)
     sent: list[Outcome] = field(default_factory=list)  # everything ever sent, to be sent again
     residents: dict[tuple[int, int], Held] = field(default_factory=dict)
     connected: bool = False
     refused: str = ""
+    hung: bool = False  # takes what it is sent, and is never heard again
 
     @property
     def id(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from roll_operator.scheduler import training
+from roll_operator.scheduler import presence, training
 from roll_operator.scheduler.lifecycle import Stage
-from roll_operator.scheduler.state import JobState
+from roll_operator.scheduler.state import JobState, Publication
 
 from support.scheduler_machine import POOLS, Machine
 from support.scheduler_roles import Held, SimWorker
@@ -61,6 +61,18 @@ class World(Machine):
             self.fair_turn()
         raise AssertionError(f"step {target} is not reached: {self.describe()}")
 
+    def take_version(self, engine: SimWorker, number: int) -> None:
+        """The engine holds a version that the trainer, which is not there yet, publishes for that."""
+        assert self.trainer
+        state, reported = self.state, self.state.reported
+        state.reported = number
+        publication = Publication(number, state.lineage, "digest", ("/weights",))
+        training.publish(state, self.trainer.term, publication)
+        state.reported = reported
+        self.weights[state.lineage, number] = "digest"
+        engine.version = (state.lineage, number)
+        presence.holding(state, state.workers[engine.id], *engine.version)
+
     def seat(self) -> tuple[JobState, int]:
         """The state and the term of the current trainer, as calls of the trainer want them."""
         assert self.trainer
@@ -69,7 +81,7 @@ class World(Machine):
     # A fair continuation.
 
     def run_to_the_end(self, *, turns: int = 3000) -> None:
-        """Everybody behaves from now on: the job must finish."""
+        """Everybody who does not hang behaves from now on: the job must finish."""
         for _ in range(turns):
             if self.state.finished or self.state.error:
                 return
@@ -79,7 +91,8 @@ class World(Machine):
     def fair_turn(self, *, reward: float = 0.5, skip: int = 0) -> None:
         self.now += 1.0
         for role in POOLS:
-            if not any(w.role == role and not w.refused for w in self.workers.values()):
+            here = [w for w in self.workers.values() if w.role == role and not w.refused]
+            if all(w.hung for w in here):
                 self.add_worker(role)
         if self.trainer is None or not self.trainer.alive:
             self.start_trainer()
@@ -87,7 +100,7 @@ class World(Machine):
             if worker.refused:
                 self.workers.pop(worker.uid)
                 continue
-            if not worker.connected:
+            if not worker.connected and not worker.hung:
                 self.connect(worker)
             self.ping(worker)
             self.fetch(worker)

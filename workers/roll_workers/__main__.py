@@ -1,4 +1,4 @@
-"""`python -m roll_workers`: one worker process of a job, as its environment describes it.
+"""`python -m roll_workers`: one pod of a job, as its environment describes it: one process, or one for each rank.
 
 Exit codes: 0 finished or drained, 2 the user's error (its message is the last line of stderr), 3 refused
 by the scheduler, anything else a failure that a restart may mend: 4 when something did not answer, with a
@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from roll_workers.errors import Drained, Refused, Unreachable, UserError
 from roll_workers.runtime.config import WorkerConfig
+from roll_workers.runtime.local_ranks import split
 from roll_workers.runtime.source import unpack
 
 log = logging.getLogger("roll_workers")
@@ -28,15 +29,18 @@ DISK_TROUBLE = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # no restart mends the
 
 
 def main() -> int:
-    logging.basicConfig(
-        level=os.environ.get("ROLL_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    _log_as("")
     # Until a session takes the signal over there is nothing to hand back.
     signal.signal(signal.SIGTERM, _leave)
     try:
-        run(WorkerConfig.from_env())
+        config = WorkerConfig.from_env()
+        if config.local_world > 1:
+            ended = split(config)
+            if ended is not None:
+                return ended
+            config = WorkerConfig.from_env()
+            _log_as(f"rank {config.rank}: ")
+        run(config)
     except UserError as error:
         return _tell(str(error))
     except Unreachable as error:
@@ -52,6 +56,15 @@ def main() -> int:
     except Drained as error:
         log.info("%s", error)
     return 0
+
+
+def _log_as(name: str) -> None:
+    logging.basicConfig(
+        level=os.environ.get("ROLL_LOG_LEVEL", "INFO"),
+        format=f"%(asctime)s %(levelname)s {name}%(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
 
 
 def _tell(message: str) -> int:

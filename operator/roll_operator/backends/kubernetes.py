@@ -4,6 +4,7 @@ Reading is total: whatever a kubelet or an API server of another version writes,
 possible and never stops the operator.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +21,7 @@ from roll_operator.plan.objects.cluster import (
     SPEC_HASH_ANNOTATION,
 )
 from roll_operator.plan.objects.gang import group_of
+from roll_operator.plan.objects.queue import FINALIZER
 from roll_operator.plan.rules import DISRUPTION, of_the_cluster
 
 Manifest = dict[str, Any]
@@ -31,6 +33,8 @@ QUIET = frozenset({"", "ContainerCreating", "PodInitializing", "Completed", "Err
 VOLUME = ("persistentvolume", "persistent volume", "volume node affinity", "storageclass")
 """In the scheduler's words, of a pod that waits for its volume and not for room on a node."""
 MESSAGE = 4000
+SERIAL = re.compile(r"-tls-([0-9a-f]{16})$")
+"""In the name of a Secret that the operator made; cert-manager's has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,12 @@ class PodFacts:
     node: str = ""
     ip: str = ""
     serial: str = ""
-    """Of the certificate that it serves with."""
+    """Of the certificate that it serves with, if the operator made it."""
     group: str = ""
     """The PodGroup that it is scheduled with."""
     log_read: bool = False
+    queued: bool = False
+    """Kueue's finalizer keeps its object."""
 
 
 def read_pod(manifest: Manifest) -> PodFacts | None:
@@ -70,6 +76,7 @@ def read_pod(manifest: Manifest) -> PodFacts | None:
         ip=status.get("podIP") or "",
         serial=_serial(spec),
         group=group_of(manifest),
+        queued=FINALIZER in (metadata.get("finalizers") or []),
     )
 
 
@@ -84,7 +91,8 @@ def owner_of(manifest: Manifest) -> str | None:
 def _serial(spec: Manifest) -> str:
     for volume in spec.get("volumes") or []:
         if volume.get("name") == "roll-tls":
-            return str((volume.get("secret") or {}).get("secretName", "")).rpartition("-tls-")[2]
+            named = SERIAL.search(str((volume.get("secret") or {}).get("secretName", "")))
+            return named[1] if named else ""
     return ""
 
 
@@ -114,6 +122,9 @@ def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
     conditions = _true_conditions(status)
     ended_at = seconds(ended.get("finishedAt"))
     phase = _phase(status, deletion_at)
+    lingers = phase in (PodPhase.PENDING, PodPhase.RUNNING) and _is_over(manifest, container)
+    if lingers:
+        phase = PodPhase.EXITED
     if phase is PodPhase.EXITED and not ended_at:  # evicted before a container ran
         ended_at = _newest_transition(status) or deletion_at or 0.0
     return Pod(
@@ -127,15 +138,18 @@ def _pod(manifest: Manifest, status: Manifest, role: str) -> Pod:
         ended_at=ended_at,
         exit_code=ended.get("exitCode"),
         message=str(ended.get("message") or status.get("message") or "").strip()[-MESSAGE:],
+        ran=bool(seconds(_began(container) or ended.get("startedAt"))),
         disrupted=DISRUPTION in conditions or of_the_cluster(status.get("reason") or ""),
         restarts=restarts,
         reasons=tuple(dict.fromkeys(_reasons(status, ended))),
         conditions=conditions,
-        pending=_pending(status, container),
+        pending=_pending(status, role),
         scheduled="PodScheduled" in conditions
         or bool((manifest.get("spec") or {}).get("nodeName")),
         deletion_at=deletion_at,
+        lingers=lingers,
         spec_hash=(metadata.get("annotations") or {}).get(SPEC_HASH_ANNOTATION, ""),
+        image=_image(manifest, role),
     )
 
 
@@ -148,12 +162,27 @@ def _phase(status: Manifest, deletion_at: float | None) -> PodPhase:
     return PodPhase.RUNNING if phase == "Running" else PodPhase.PENDING
 
 
+def _is_over(manifest: Manifest, container: Manifest) -> bool:
+    """Whether the role's process ended for good. The pod itself runs on until its side-cars end, and
+    is pending while one of them has not started."""
+    never = (manifest.get("spec") or {}).get("restartPolicy") == "Never"
+    return never and bool((container.get("state") or {}).get("terminated"))
+
+
 def _container(status: Manifest, role: str) -> Manifest:
     """State of the role's own container; others are side-cars."""
     for container in status.get("containerStatuses") or []:
         if container.get("name") == role:
             return dict(container)
     return {}
+
+
+def _image(manifest: Manifest, role: str) -> str:
+    """As it was asked for; the kubelet's status has it under the name that the node knows."""
+    for container in (manifest.get("spec") or {}).get("containers") or []:
+        if container.get("name") == role:
+            return str(container.get("image") or "")
+    return ""
 
 
 def _end(container: Manifest) -> Manifest:
@@ -176,19 +205,23 @@ def _reasons(status: Manifest, ended: Manifest) -> Iterator[str]:
         yield str(ended["reason"])
 
 
-def _pending(status: Manifest, container: Manifest) -> tuple[str, str] | None:
-    """Why no container runs, in the words of the scheduler or the kubelet."""
+def _pending(status: Manifest, role: str) -> tuple[str, str] | None:
+    """Why the pod does not run, in the words of the scheduler or the kubelet: of the role's own container first, then
+    of its side-cars, then of what has to end before them."""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason, words = (str(condition.get(key) or "") for key in ("reason", "message"))
             if any(word in words.lower() for word in VOLUME):
                 return "Volume", words
             return reason or "Unschedulable", words
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    for state in status.get("initContainerStatuses") or []:
-        waiting = waiting or (state.get("state") or {}).get("waiting") or {}
-    reason = str(waiting.get("reason") or "")
-    return None if reason in QUIET else (reason, str(waiting.get("message") or ""))
+    beside = [c for c in status.get("containerStatuses") or [] if c.get("name") != role]
+    before = status.get("initContainerStatuses") or []
+    for container in (_container(status, role), *beside, *before):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = str(waiting.get("reason") or "")
+        if reason not in QUIET:
+            return reason, str(waiting.get("message") or "")
+    return None
 
 
 def _true_conditions(status: Manifest) -> frozenset[str]:

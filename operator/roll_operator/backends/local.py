@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from roll_wire.ports import free_port
 
 from roll_operator.backends import launch, sweep
 from roll_operator.backends.logs import last_error
@@ -30,22 +31,6 @@ def module_command(pod: StartPod) -> list[str]:
     """The same entry points as in the images."""
     module = "roll_operator.scheduler" if pod.role == SCHEDULER else "roll_workers"
     return [sys.executable, "-m", module]
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 @dataclass(slots=True)

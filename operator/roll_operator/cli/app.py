@@ -297,14 +297,16 @@ def logs(
 
 
 @app.command()
-def replay(run: RunArgument) -> None:
+def replay(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
     """Train again from the recorded batches alone and compare the weights. Exit code 1 if they differ.
+
+    It starts from the oldest checkpoint after which nothing was trained under other settings than the last ones.
 
     Example: roll replay runs/arithmetic
     """
     from roll_operator.cli.replay import replay_run
 
-    raise typer.Exit(replay_run(find_folder(run).path))
+    raise typer.Exit(replay_run(find_folder(run).path, as_json=output is Output.JSON))
 
 
 @ledger_app.command("verify")

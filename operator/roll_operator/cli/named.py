@@ -1,10 +1,11 @@
-"""What a job names, looked at before anything starts: files, what they define, rows, builtins.
+"""What a job names, looked at before anything starts: files, what they define, rows, builtins, pod templates.
 
 Invariant: nothing of the user's is run here, and nothing is said of what only a worker can know (hub ids, whether a
 file imports). What `check` finds is wrong wherever the job runs; an absolute path alone may be there on a cluster.
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,9 +15,14 @@ from roll_api import Problem, RLJob, builtins
 from roll_api.problems import Loc, dotted
 
 from roll_operator.cli.rows import look_at_data
-from roll_operator.cli.source import DATA, HUB_ID, names_of_files
+from roll_operator.cli.source import may_be_a_hub_id, names_of_files
+from roll_operator.plan.desired import ROLES
+from roll_operator.plan.model import StartPod
+from roll_operator.plan.objects import Cluster, pod
+from roll_operator.plan.objects.template import TemplateError
 
 METHODS = ("reset", "step")
+ANY_CLUSTER = Cluster("", "", "", "")
 
 Parsed = ast.Module | str
 """A Python file, or why it is none."""
@@ -54,7 +60,7 @@ def check(job: RLJob, file: Path) -> Checked:
             wrong.append((loc, f"{path}: {error}"))
             continue
         if not place.exists():
-            if python or _must_be_a_path(path, loc):
+            if python or not may_be_a_hub_id(loc, path):
                 may_be_there = Path(path).expanduser().is_absolute()
                 missing = loc, f"there is no {'file' if python else 'file or folder'} {place}"
                 (absent if may_be_there else wrong).append(missing)
@@ -67,11 +73,13 @@ def check(job: RLJob, file: Path) -> Checked:
                 wrong.append((loc, f"{place} is no Hugging Face folder: it has no config.json"))
         else:
             assert job.spec.data is not None
-            split = job.spec.data.train if loc[1] == "train" else job.spec.data.validation
-            assert split is not None
-            looked = look_at_data(place, split, job.spec.rewards, parameters)
+            split = str(loc[1])
+            source = job.spec.data.train if split == "train" else job.spec.data.validation
+            assert source is not None
+            looked = look_at_data(place, split, source, job.spec.rewards, parameters)
             wrong += [(loc, said) for said in looked.wrong]
             found.notes += [looked.note] if looked.note else []
+    wrong += _templates(job)
     if wrong or absent:
         from roll_api.document import read_document
 
@@ -83,11 +91,15 @@ def check(job: RLJob, file: Path) -> Checked:
     return found
 
 
-def _must_be_a_path(name: str, loc: Loc) -> bool:
-    """Whether it cannot be the id of a hub."""
-    if name.startswith((".", "/", "~")) or not HUB_ID.fullmatch(name):
-        return True
-    return loc[0] == "data" and name.endswith(DATA)
+def _templates(job: RLJob) -> Iterator[tuple[Loc, str]]:
+    """What cannot be merged with a generated pod; what Kubernetes makes of the rest, its API server says."""
+    for role in ROLES:
+        try:
+            pod(job, StartPod(f"{job.name}-{role}-0", role, 0, 0, uid=""), ANY_CLUSTER)
+        except TemplateError as error:
+            where, _, said = str(error).partition(": ")
+            parts = re.findall(r"[^.\[\]]+", where)
+            yield tuple(int(part) if part.isdigit() else part for part in parts), said
 
 
 def _parsed(place: Path) -> Parsed:

@@ -14,13 +14,13 @@ from typing import Any
 from roll_api.data import DataSource
 from roll_api.prompts import wrong_with_prompt
 from roll_api.rewards import Reward
+from roll_api.splits import NoFiles, files_of
 
 LINES = 10_000
 TOLD = 10
 """Different mistakes, and lines of each."""
 GIVEN = {"prompt", "response", "tag", "tokens", "turns"}
 """What a function of the user's gets whatever its row has."""
-SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 
 
 @dataclass(slots=True)
@@ -32,14 +32,18 @@ class Looked:
 
 def look_at_data(
     place: Path,
+    split: str,
     source: DataSource,
     rewards: Sequence[Reward],
     parameters: Mapping[str, frozenset[str]],
 ) -> Looked:
     """`place` is there; `parameters` are what rewards with a function of the user's cannot do without, by name."""
     if place.is_dir():
-        some = any(file.suffix in SUFFIXES for file in place.rglob("*"))
-        return Looked([] if some else [f"the folder {place} has no {', '.join(SUFFIXES)} files"])
+        try:
+            files_of(place, split)
+        except NoFiles as error:
+            return Looked([str(error)])
+        return Looked()
     try:
         with place.open("rb") as file:
             if place.suffix == ".parquet":

@@ -13,8 +13,9 @@ from typing import Any
 
 from roll_api import InvalidJob, RLJob, load_job
 from roll_api.figures import figure
+from roll_wire.ports import free_port, port_is_free
 
-from roll_operator.backends.local import LocalBackend, free_port, port_is_free
+from roll_operator.backends.local import LocalBackend
 from roll_operator.backends.logs import tail
 from roll_operator.cli.named import check
 from roll_operator.cli.not_yet import refuse_what_is_not_there

@@ -17,9 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from roll_api import InvalidJob, JobSpec, Problem, RLJob
 from roll_api.problems import Loc, dotted
+from roll_api.splits import SUFFIXES
 
-DATA = (".jsonl", ".json", ".parquet", ".arrow")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+CONFIG = re.compile(r"[\w.-]+")
 
 Files = dict[str, Path]
 """By the name that a file has in the archive: relative to the folder of the job's file."""
@@ -31,7 +32,7 @@ def collect(job: RLJob, file: Path, include: Sequence[str] = ()) -> Files:
     wrong: list[tuple[Loc, str]] = []
     for loc, name in names_of_files(job.spec):
         try:
-            found |= _taken(root, name, python=loc[-1] == "python")
+            found |= _taken(root, loc, name)
         except _Wrong as error:
             wrong.append((("spec", *loc), str(error)))
     problems = _located(file, wrong)
@@ -65,7 +66,18 @@ def names_of_files(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
             yield ("rewards", index, "scorer", "python"), reward.scorer.python
 
 
-def _taken(root: Path, name: str, *, python: bool) -> Files:
+def may_be_a_hub_id(loc: Loc, name: str) -> bool:
+    """Of a data set also `ID:CONFIG`."""
+    ident, colon, config = name.partition(":")
+    if loc[0] != "data":
+        return HUB_ID.fullmatch(name) is not None
+    if ident.endswith(SUFFIXES) or (colon and not CONFIG.fullmatch(config)):
+        return False
+    return HUB_ID.fullmatch(ident) is not None
+
+
+def _taken(root: Path, loc: Loc, name: str) -> Files:
+    python = loc[-1] == "python"
     if name.startswith(("builtin:", "/", "~")) or "://" in name:
         return {}
     path = _inside(name.rpartition(":")[0] if python else name)
@@ -78,7 +90,7 @@ def _taken(root: Path, name: str, *, python: bool) -> Files:
         return _folder(root, path)
     if place.is_file():
         return {str(path): place}
-    if name.startswith(".") or name.endswith(DATA) or not HUB_ID.fullmatch(name):
+    if not may_be_a_hub_id(loc, name):
         raise _Wrong(f"there is no file or folder {place}")
     return {}
 

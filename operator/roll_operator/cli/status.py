@@ -68,10 +68,11 @@ def _audited(folder: RunFolder) -> dict[str, int]:
     from roll_api import RLJob
 
     from roll_operator.controller.summary import audit
+    from roll_operator.scheduler.ledger.sqlite import LedgerError
 
     try:
         found = audit(folder, RLJob.from_json(folder.job_file.read_text(encoding="utf-8")))
-    except (sqlite3.Error, OSError):
+    except (LedgerError, sqlite3.Error, OSError):
         return {}
     return {} if found is None else {"lost": found.lost, "trainedTwice": found.trained_twice}
 
@@ -99,7 +100,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     if document.get("ready") and document["running"]:
         lines.append(f"ready      {document['ready']}")
     lines += [
-        f"step       {document.get('step', 0)}/{document.get('steps', '?')}"
+        f"step       {document.get('step', 0)}/{document.get('stepsWanted', '?')}"
         f", checkpoint {_or_none(document.get('checkpoint'))}",
         f"reward     {_number(document.get('reward'))}",
     ]

@@ -42,14 +42,11 @@ LOCK_SECONDS = 1.0
 """`roll status` holds the lock for a moment to see whether a run holds it."""
 
 FIXED = tuple(
-    key
+    transition
     for transition in TRANSITIONS
     if not transition.unless_suspended and transition.shown_at != "storage"
-    for key in transition.reads
 )
-SHAPE = ("rollout.groupsPerStep", "rollout.groupSize")
-"""Recorded batches and slots of steps have this shape."""
-PLACE = ("storage.uri",)
+PLACE = "storage.uri"
 """Checkpoints lie there. Of a job's storage nothing else concerns one machine."""
 
 
@@ -100,12 +97,11 @@ def identify(folder: RunFolder, job: RLJob, *, fresh: bool = False) -> str:
 def changes(before: dict[str, Any], job: RLJob) -> list[str]:
     """What differs between a recorded spec and a job, of that which a run cannot change."""
     after = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    found = []
-    for key in (*FIXED, *SHAPE, *PLACE):
-        old, new = read(before, key), read(after, key)
-        if before and old != new:
-            found.append(f"spec.{key}: was {old!r}, now {new!r}")
-    return found
+    if not before:
+        return []
+    keys = [key for transition in FIXED for key in transition.broken_by(before, after)]
+    keys += [PLACE] if read(before, PLACE) != read(after, PLACE) else []
+    return [f"spec.{key}: was {read(before, key)!r}, now {read(after, key)!r}" for key in keys]
 
 
 def write_job(folder: RunFolder, job: RLJob) -> None:

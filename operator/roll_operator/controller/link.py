@@ -1,8 +1,8 @@
 """The operator's line to a job's scheduler: reads progress, says which pods are there and which are gone."""
 
 import asyncio
-from collections.abc import Iterable
-from pathlib import Path
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -18,6 +18,9 @@ RECONNECT = {  # a restarted scheduler is wanted at once
     "grpc.min_reconnect_backoff_ms": 50,
     "grpc.max_reconnect_backoff_ms": 500,
 }
+Token = Callable[[], Awaitable[str]]
+"""What is shown with a call; empty: it can't be had, and nobody is called."""
+
 CHANNEL_OPTIONS = tuple((dict(CLIENT_OPTIONS) | RECONNECT).items())
 
 
@@ -25,10 +28,10 @@ class SchedulerLink:
     """Never raises for a scheduler that is away: that is a fact to plan with, not an error."""
 
     def __init__(
-        self, address: str, roots: bytes | None = None, name: str = "", token: Path | None = None
+        self, address: str, roots: bytes | None = None, name: str = "", token: Token | None = None
     ) -> None:
         """With `roots`, TLS with whom they vouch for: `name` is the one in the scheduler's certificate, and `token`
-        a file that is read and shown with every call (gRPC's own way of doing that starts a thread each time)."""
+        is asked for with every call (gRPC's own way of doing that starts a thread each time)."""
         self._token = token if roots is not None else None
         if roots is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -65,12 +68,13 @@ class SchedulerLink:
 
     async def _answer(self, method: Any, message: Any) -> Any:
         """None: there was none."""
-        if self._closed:
+        token = await self._token() if self._token else None
+        if self._closed or token == "":
             return None
         try:
-            shown = credentials.shown(self._token) if self._token else ()
+            shown = () if token is None else credentials.bearer(token)
             return await method(message, timeout=CALL_SECONDS, metadata=shown)
-        except (grpc.aio.AioRpcError, OSError):
+        except grpc.aio.AioRpcError:
             return None
         except asyncio.CancelledError:
             # A channel that is closed cancels the calls on their way; who waits for them was not cancelled.
@@ -80,7 +84,8 @@ class SchedulerLink:
             raise
 
 
-def read_progress(reply: control_pb2.JobProgress) -> Progress:
+def read_progress(reply: control_pb2.JobProgress, now: float | None = None) -> Progress:
+    """`now` is the wall clock's time here."""
     return Progress(
         finished=reply.finished,
         error=reply.error,
@@ -101,11 +106,18 @@ def read_progress(reply: control_pb2.JobProgress) -> Progress:
         redone=reply.redone,
         tokens=reply.tokens,
         notices=tuple(reply.notices),
-        last_progress_at=reply.last_progress_at,
+        last_progress_at=_last_progress(reply, now),
         ledger_lost=reply.ledger_lost,
         held=_held(reply.held) if reply.HasField("held") else None,
         metrics=dict(reply.metrics),
     )
+
+
+def _last_progress(reply: control_pb2.JobProgress, now: float | None) -> float:
+    """By the clock here: with the scheduler's, a job whose node's clock is behind would seem to stand still."""
+    if not reply.HasField("idle_seconds"):  # a scheduler of the last release
+        return reply.last_progress_at
+    return (time.time() if now is None else now) - reply.idle_seconds
 
 
 def _held(sample: control_pb2.SampleState) -> Held:

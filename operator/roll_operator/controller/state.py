@@ -104,7 +104,7 @@ def figures(
     return {
         "job": job.name,
         "phase": status.phase,
-        "steps": job.spec.steps,
+        "stepsWanted": job.spec.steps,
         "durationSeconds": round(clock.total, 3),
         "samplesPerSecond": round(speed, 3),
         **progress_figures(seen, per_step),
@@ -122,6 +122,7 @@ def progress_figures(seen: Progress, samples_per_step: int) -> dict[str, Any]:
     """Those of them that the scheduler knows at any moment."""
     return {
         "step": seen.step,
+        "steps": seen.step,
         "checkpoint": seen.checkpoint,
         "stalenessMax": seen.staleness_max,
         "reward": seen.reward,

@@ -23,11 +23,11 @@ REWARD = "critic/rewards/mean"
 
 def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
     """Writes `summary.json`. Lost and doubled samples are counted by the audit of the ledger, not by its author."""
+    from roll_operator.scheduler.ledger.sqlite import LedgerError
+
     assert state.status is not None
     document = figures(job, state.status, state.record, state.last_progress, state.clock)
     progress = state.last_progress or Progress()
-    document["steps"] = progress.step
-    document["stepsWanted"] = job.spec.steps
     document["trainingSeconds"] = round(state.clock.training, 3)
     document["earlierSeconds"] = round(state.clock.earlier, 3)
     document["samples"] = {
@@ -40,7 +40,7 @@ def summarize(folder: RunFolder, job: RLJob, state: State) -> dict[str, Any]:
     document["ledgerProblems"] = []
     try:
         found = audit(folder, job)
-    except (sqlite3.Error, OSError) as error:
+    except (LedgerError, sqlite3.Error, OSError) as error:
         found = None
         document["ledgerProblems"] = [f"the ledger cannot be read: {error}"]
     if found is not None:

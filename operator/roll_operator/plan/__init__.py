@@ -22,7 +22,7 @@ from roll_operator.plan.model import (
     StartPod,
     StopPod,
 )
-from roll_operator.plan.policy import doubtful, managed, next_run
+from roll_operator.plan.policy import answers_to, doubtful, next_run
 from roll_operator.plan.reconcile import Plan, plan
 from roll_operator.plan.record import read_record, write_record
 from roll_operator.plan.status import Process, processes, ready_count
@@ -50,9 +50,9 @@ __all__ = [
     "Site",
     "StartPod",
     "StopPod",
+    "answers_to",
     "desired_pods",
     "doubtful",
-    "managed",
     "next_run",
     "plan",
     "processes",

@@ -18,6 +18,8 @@ WORDS = {
     ),
     Phase.SUCCEEDED: ("Succeeded", "all steps are trained"),
 }
+ALIKE = {"ErrImagePull": "ImagePullBackOff"}
+"""Obstacles that take turns while one thing is wrong: a kubelet that tries, and one that waits before it tries again."""
 WARNINGS = ("Stalled", "SpecChangePending", "LedgerLost")
 """Conditions that are told when they become true."""
 
@@ -43,12 +45,16 @@ def announcements(
         if _holds(after, kind) and not _holds(before, kind)
     ]
     kind, _, words = after.pending_reason.partition(": ")
-    if kind and kind != before.pending_reason.partition(": ")[0]:
+    if kind and _alike(kind) != _alike(before.pending_reason.partition(": ")[0]):
         told.append(_clipped("Warning", kind, words))
     runs = new in (Phase.RUNNING, Phase.RECOVERING)
     if runs and _holds(before, "SchedulerReachable") and not _holds(after, "SchedulerReachable"):
         told.append(Announce("Warning", "SchedulerUnreachable", "the scheduler does not answer"))
     return told
+
+
+def _alike(kind: str) -> str:
+    return ALIKE.get(kind, kind)
 
 
 def _restart(event: Restarted) -> Announce:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from roll_api import JobStatus
+from roll_api.keeping import Storage
 from roll_api.status import Condition
 
 from roll_operator.plan.model import Observed, Phase, PodPhase, Record
@@ -63,12 +64,14 @@ def truths(
     observed: Observed,
     spec_pending: bool,
     before: JobStatus,
+    storage: Storage,
 ) -> Mapping[str, Truth]:
     failure, stalled = record.failure, record.stalled
     over = phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
     gated = [p.name for p in observed.pods if p.pending is not None and p.pending[0] == GATED]
     unscheduled = [p.name for p in observed.pods if not p.scheduled]
-    scheduled = bool(observed.pods) and not unscheduled and not observed.refused
+    refused = set(observed.refused).intersection(missing)  # not the objects beside the pods
+    scheduled = bool(observed.pods) and not unscheduled and not refused
     told = observed.progress.ledger_lost if observed.progress else ""
     lost = told or _still(before, "LedgerLost")
     degraded = phase is Phase.RECOVERING
@@ -100,7 +103,7 @@ def truths(
             if spec_pending
             else "",
         ),
-        "LedgerLost": _truth(bool(lost), "LedgerLost", "LedgerKept", lost),
+        "LedgerLost": _ledger(lost, storage),
         "Complete": _truth(phase is Phase.SUCCEEDED, "Succeeded", phase.value),
         "Failed": _truth(
             failure is not None,
@@ -132,6 +135,19 @@ def dated(
             )
         )
     return conditions
+
+
+def _ledger(lost: str, storage: Storage) -> Truth:
+    """A ledger that would be lost with its pod is told before it is."""
+    if lost or storage.claims_ledger:
+        return _truth(bool(lost), "LedgerLost", "LedgerKept", lost)
+    where = "lies on the scheduler pod's own disk and is lost with the pod"
+    return _truth(
+        False,
+        "LedgerLost",
+        "LedgerOnPodDisk",
+        f"the ledger {where}: the job then goes back to its newest checkpoint; storage.ledger: Claim keeps it",
+    )
 
 
 def _truth(holds: bool, reason: str, otherwise: str, message: str = "") -> Truth:

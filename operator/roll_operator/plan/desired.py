@@ -41,6 +41,9 @@ class Site:
     cores: int = 1
     keeps_ended: bool = False
     """Whether ended pods outlive the job's end, for their logs, as `cleanPodPolicy` says. Locally logs are files."""
+    scheduler_image: str = ""
+    worker_image: str = ""
+    """What a run that begins now is made from; empty where there are no images."""
 
 
 def name_of(job: str, role: str, index: int) -> str:
@@ -113,6 +116,7 @@ def environment(job: RLJob, pod: DesiredPod, attempt: int, site: Site) -> dict[s
         per_pod = given.gpu.count if given.gpu else 1
         env["RANK"] = str(pod.index * per_pod)
         env["WORLD_SIZE"] = str(given.replicas * per_pod)
+        env["LOCAL_WORLD_SIZE"] = str(per_pod)
     return {**usual, **given.env, **env}
 
 

@@ -67,7 +67,7 @@ class Pod:
     disrupted: bool = False
     """Evicted, preempted or lost with its node: nobody's failure."""
     ran: bool = True
-    """False: none of its containers ever started (a kubelet turned it away)."""
+    """False: its process never started (a kubelet turned the pod away, or found no such command)."""
     restarts: int = 0
     """How often the pod restarted in place. `exit_code`, `reasons`, `message` and `ended_at` then tell its last end."""
     reasons: tuple[str, ...] = ()
@@ -81,8 +81,12 @@ class Pod:
     """When the grace of its deletion is over; None while nobody asked to delete it."""
     node_ready: bool = True
     """False: its node is not Ready, or not there any more."""
+    lingers: bool = False
+    """It exited, and side-cars of its template still run."""
     spec_hash: str = ""
     """Hash of the spec that it was made from, where that is known."""
+    image: str = ""
+    """Of its own container; empty where there are no images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +138,14 @@ class Record:
     """This run ends (suspend, restart.id) and the job does not: the next run begins when no pod is left."""
     spec_hash: str = ""
     """Names the spec that pods are made from: the spec of record."""
+    scheduler_image: str = ""
+    """Of this run: pods that are replaced run what the others run, whatever the operator has become meanwhile."""
+    worker_image: str = ""
+    """Of this run, where the spec of record names none."""
     restart_id: str | None = None
     """The `restart.id` that was obeyed; None before the first plan."""
     started_at: float = 0.0
-    """When this run began; 0: not yet."""
+    """When this run began, and from when its deadlines count; 0: not yet, or a queue holds all its pods back."""
     ended_at: float = 0.0
     """When the job ended; 0: not yet."""
     ready_since: float = 0.0
@@ -217,7 +225,8 @@ class Observed:
     fenced: frozenset[str] = frozenset()
     """Uids that the running scheduler was told are gone, and that it acknowledged."""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Pods that the API server did not accept: name → kind (Quota, Refused) and its words."""
+    """Pods that the API server did not accept: name → kind (Quota, Refused) and its words. Under the job's name:
+    an object for which no pod waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,8 @@ class StartPod:
     attempt: int
     uid: str
     env: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    """Empty where there are no images: processes of this machine."""
 
 
 @dataclass(frozen=True, slots=True)

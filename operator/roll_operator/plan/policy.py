@@ -1,17 +1,28 @@
 """The run policy: which run of the job this is, from which spec, until when.
 
 Invariants: a run ends for all pods together, and the next begins when none is left; pods of one run are made
-from one spec, the spec of record, in which only replicas, steps and what no process reads may change.
+from one spec, the spec of record, in which only replicas, steps and what no process reads may change, and from the
+images with which the run began.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from roll_api import RLJob, spec_hash
+from roll_api import ROLE_NAMES, RLJob, spec_hash
 from roll_api.policy import MANAGER
 
-from roll_operator.plan.desired import desired_pods
-from roll_operator.plan.model import Failure, Observed, Pod, PodPhase, Progress, Record, Scope
+from roll_operator.plan.conditions import GATED
+from roll_operator.plan.desired import Site, desired_pods
+from roll_operator.plan.model import (
+    SCHEDULER,
+    Failure,
+    Observed,
+    Pod,
+    PodPhase,
+    Progress,
+    Record,
+    Scope,
+)
 from roll_operator.plan.status import serves
 
 SCALABLE = ("inference", "reward", "environment")
@@ -19,7 +30,12 @@ SCALABLE = ("inference", "reward", "environment")
 
 def managed(job: RLJob) -> bool:
     """False: another controller acts on this job, and this one leaves it alone."""
-    return job.spec.managed_by in (None, MANAGER)
+    return answers_to(job.spec.managed_by)
+
+
+def answers_to(manager: object) -> bool:
+    """Whether `managedBy` names this controller; of a job that cannot be read, too."""
+    return manager in (None, MANAGER)
 
 
 def next_run(record: Record) -> Record:
@@ -42,14 +58,45 @@ def turn(job: RLJob, observed: Observed, now: float) -> tuple[Record, bool]:
     begins = False
     if record.restart_id is None:
         record = replace(record, restart_id=wanted)
-    ended = record.finished or record.failure is not None
-    if wanted != record.restart_id or (observed.suspend and not ended):
-        record = replace(record, closing=True)
+    finishes = observed.progress is not None and observed.progress.finished
+    ended = record.finished or record.failure is not None or finishes
+    stops = (record.closing or observed.suspend) and not ended
+    record = replace(record, closing=stops or wanted != record.restart_id)
     if record.closing and not observed.suspend and not observed.pods:
         record, begins = replace(next_run(record), restart_id=wanted), True
-    if record.started_at == 0 and not record.closing:
+    if _held_back(observed):
+        record = replace(record, started_at=0.0)
+    elif record.started_at == 0 and not record.closing:
         record = replace(record, started_at=now)
     return record, begins
+
+
+def _held_back(observed: Observed) -> bool:
+    """A queue has not admitted the job, or has taken it back: its clock starts when it does, as a Job's of Kubernetes."""
+    pods = observed.pods
+    return bool(pods) and all(p.pending is not None and p.pending[0] == GATED for p in pods)
+
+
+def with_images(job: RLJob, observed: Observed, record: Record, site: Site) -> Record:
+    """The record with the images of the run: those of its pods where they came before it, else the operator's.
+
+    A worker with a template is no witness: the image may be the template's, and not for others.
+    """
+    if record.scheduler_image:
+        return record
+    plain = [role for role in ROLE_NAMES if not job.spec.roles.get(role).template]
+    oldest_first = sorted((p for p in observed.pods if p.image), key=lambda pod: pod.attempt)
+    schedulers = (p.image for p in oldest_first if p.role == SCHEDULER)
+    workers = (p.image for p in oldest_first if p.role in plain)
+    return replace(
+        record,
+        scheduler_image=next(schedulers, site.scheduler_image),
+        worker_image=next(workers, site.worker_image),
+    )
+
+
+def image_of(job: RLJob, role: str, record: Record) -> str:
+    return record.scheduler_image if role == SCHEDULER else job.spec.image or record.worker_image
 
 
 def spec_of_record(job: RLJob, observed: Observed, record: Record) -> RLJob:
@@ -102,7 +149,7 @@ def overdue(
             )
         )
     for reason, key, seconds in limits:
-        if seconds is None:
+        if seconds is None or record.started_at == 0:
             continue
         due = record.started_at + seconds
         if now >= due:

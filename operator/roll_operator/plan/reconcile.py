@@ -70,6 +70,7 @@ def plan(job: RLJob, observed: Observed, now: float, site: Site) -> Plan:
     if ending:
         moves, done = _wind_down(of_record, observed.pods, record, site)
     else:
+        record = policy.with_images(of_record, observed, record, site)
         moves, later = _converge(of_record, observed.pods, record, now, site)
         wakes.append(later)
         done = False
@@ -167,7 +168,10 @@ def _converge(
             continue
         uid = uid_of(site.job_uid, place.name, scope.attempt)
         env = environment(job, place, scope.attempt, site)
-        actions.append(StartPod(place.name, place.role, place.index, scope.attempt, uid, env))
+        image = policy.image_of(job, place.role, record)
+        actions.append(
+            StartPod(place.name, place.role, place.index, scope.attempt, uid, env, image)
+        )
     return actions, wake_at
 
 
@@ -189,12 +193,12 @@ def _wind_down(
     workers_left = any(p.role != SCHEDULER and p.phase is not PodPhase.EXITED for p in pods)
     actions: list[Action] = []
     for pod in pods:
-        if pod.phase is PodPhase.EXITED:
+        if pod.phase is PodPhase.EXITED and not pod.lingers:
             if clean == "All":
                 actions.append(RemovePod(pod.uid, pod.name))
-        elif pod.phase in ALIVE and not (pod.role == SCHEDULER and workers_left):
+        elif pod.phase is not PodPhase.STOPPING and not (pod.role == SCHEDULER and workers_left):
             actions.append(StopPod(pod.uid, pod.name, grace_of(pod.role), "the job ends"))
-    left = [p for p in pods if clean == "All" or p.phase is not PodPhase.EXITED]
+    left = [p for p in pods if clean == "All" or p.phase is not PodPhase.EXITED or p.lingers]
     return actions, not left
 
 

@@ -27,7 +27,6 @@ from roll_operator.plan.model import (
 )
 from roll_operator.plan.rules import (
     BAD_INPUT,
-    ENDED_EARLY,
     Rule,
     Verdict,
     classify,
@@ -37,7 +36,8 @@ from roll_operator.plan.rules import (
 )
 
 FINISHING_SECONDS = 2.0
-"""A pod that ended with 0 is given this long for the scheduler to say that the job is finished."""
+"""A pod that ended with 0 is given this long for the scheduler to say that the job is finished. By its node's clock,
+which may be wrong by more: such a pod is not waited for."""
 
 HEALTHY_SECONDS = 600.0
 """A pod that ran this long starts a new row of failures, as in a kubelet's crash loop."""
@@ -96,14 +96,14 @@ def judge(
             # It was judged, or told to go. Only the user's error is news: it caused the crash of another rank.
             if pod.exit_code != BAD_INPUT or rule.verdict is not Verdict.FAIL_JOB:
                 continue
-        elif rule is ENDED_EARLY and pod.role != SCHEDULER and observed.progress is None:
+        elif _ended_well(pod, rule) and pod.role != SCHEDULER and observed.progress is None:
             continue  # the next plan hears whether the job is finished
-        elif pod.exit_code == 0 and now < pod.ended_at + FINISHING_SECONDS:
+        elif _ended_well(pod, rule) and abs(now - pod.ended_at) < FINISHING_SECONDS:
             look_again = _earlier(look_again, pod.ended_at + FINISHING_SECONDS)
             continue
         record, announced = settle(job, record, place, pod, rule, now)
         announcements.extend(announced)
-    record, announced = _vanished(observed, record, places)
+    record, announced = _vanished(job, observed, record, places, now)
     announcements.extend(announced)
     return record, tuple(announcements), look_again
 
@@ -119,7 +119,7 @@ def settle(
     ran_well = pod.ran and pod.ended_at - pod.started_at >= HEALTHY_SECONDS
     streak = 1 if ran_well else scope.streak + 1
     wait = back_off(job, streak)
-    if rule.verdict is Verdict.RESTART_UNCOUNTED and pod.ran:
+    if rule.verdict is Verdict.RESTART_UNCOUNTED:
         # Nobody's failure. But one that is taken away again and again waits as well, or it would spin.
         record = _raise(record, place.scope, streak, now + wait)
         return record, [Restarted(failure, pod.role, counted=False, wait=wait)]
@@ -179,11 +179,10 @@ def _in_place(
     failure = failure_of(ended, rule)
     known = {**scope.started, pod.name: pod.uid}
     scope = replace(scope, started=known, in_place=pod.restarts)
-    record = replace(
-        record,
-        scopes={**record.scopes, place.scope: scope},
-        last_failures={**record.last_failures, pod.role: failure},
-    )
+    record = replace(record, scopes={**record.scopes, place.scope: scope})
+    if rule.verdict is Verdict.RESTART_UNCOUNTED:
+        return record, [Restarted(failure, pod.role, counted=False, wait=0.0)]
+    record = replace(record, last_failures={**record.last_failures, pod.role: failure})
     if rule.verdict is Verdict.FAIL_JOB:
         return _fail(record, pod.role, failure, failure)
     counted = rule.verdict in (Verdict.RESTART, Verdict.RESTART_ROLE)
@@ -226,20 +225,42 @@ def _raise(record: Record, key: str, streak: int, not_before: float) -> Record:
     return replace(record, scopes={**record.scopes, key: scope})
 
 
-def _vanished(observed: Observed, record: Record, places: dict[str, DesiredPod]) -> Judged:
-    """A pod that was seen and is not there any more was taken by somebody: a new attempt, uncounted."""
+def _vanished(
+    job: RLJob, observed: Observed, record: Record, places: dict[str, DesiredPod], now: float
+) -> Judged:
+    """A pod that was seen and is not there any more was taken by somebody: a new attempt, uncounted.
+
+    How long it ran nobody can tell any more; not longer than since its attempt was free to start.
+    """
     announced: list[Action] = []
     present = {pod.uid for pod in observed.pods}
     for key in sorted({place.scope for place in places.values()}):
         scope = record.scope(key)
         taken = [n for n, uid in scope.started.items() if n in places and uid not in present]
         if taken:
-            record = _raise(record, key, scope.streak, scope.not_before)
-            what = (
-                f"{', '.join(sorted(taken))} was taken away by somebody and is replaced, uncounted"
-            )
+            ran_well = now - scope.not_before >= HEALTHY_SECONDS
+            streak = 1 if ran_well else scope.streak + 1
+            wait = back_off(job, streak)
+            record = _raise(record, key, streak, now + wait)
+            when = f"in {wait:.0f} s" if wait else "now"
+            what = f"{', '.join(sorted(taken))} was taken away by somebody and is replaced {when}, uncounted"
             announced.append(Announce("Normal", "PodTaken", what))
-    return record, announced
+    return _unwanted(record, places), announced
+
+
+def _unwanted(record: Record, places: dict[str, DesiredPod]) -> Record:
+    """Whoever fills a place that the job no longer has is sent away, by us: should the place return, its next pod is
+    another attempt, and nobody is told of the last one's end."""
+    wanted = {place.scope for place in places.values()}
+    for key, scope in record.scopes.items():
+        if key not in wanted and scope.started:
+            record = _raise(record, key, scope.streak, scope.not_before)
+    return record
+
+
+def _ended_well(pod: Pod, rule: Rule) -> bool:
+    """It may have been sent home, whatever a rule says of its end. Who was taken away is replaced uncounted at once."""
+    return pod.exit_code == 0 and rule.verdict is not Verdict.RESTART_UNCOUNTED
 
 
 def _decisive_first(pod: Pod) -> tuple[bool, float]:

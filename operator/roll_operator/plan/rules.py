@@ -7,7 +7,7 @@ from enum import StrEnum
 from roll_api import RLJob
 from roll_api.policy import FailureRule
 
-from roll_operator.plan.model import Pod
+from roll_operator.plan.model import Pod, PodPhase
 
 BAD_INPUT = 2
 """Exit code of a process that the user has to help: trying again would change nothing."""
@@ -15,7 +15,11 @@ BAD_INPUT = 2
 DISRUPTION = "DisruptionTarget"
 """The condition of a pod that the cluster takes away: drain, preemption, taint, lost node."""
 
-DISRUPTIONS = frozenset(
+UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
+"""The end of a container that no kubelet saw: its node went down and came back. containerd reports it with exit code
+255, the kubelet itself with 137, and neither sets a condition."""
+
+DISRUPTIONS = UNSEEN | frozenset(
     {
         "Evicted",
         "Preempting",
@@ -73,13 +77,11 @@ class Rule:
         )
 
 
-ENDED_EARLY = Rule(Verdict.RESTART, "EndedEarly", exit_codes=frozenset({0}))
-
 RULES: tuple[Rule, ...] = (
     Rule(Verdict.RESTART_UNCOUNTED, "Disrupted", disrupted=True),
     Rule(Verdict.FAIL_JOB, "BadInput", exit_codes=frozenset({BAD_INPUT})),
     Rule(Verdict.RESTART_UNCOUNTED, "Deleted", deleted=True),
-    ENDED_EARLY,
+    Rule(Verdict.RESTART, "EndedEarly", exit_codes=frozenset({0})),
     Rule(Verdict.RESTART, "Refused", exit_codes=frozenset({3})),
     Rule(Verdict.RESTART, "Unreachable", exit_codes=frozenset({4})),
     Rule(Verdict.RESTART, "Killed", exit_codes=frozenset({137})),
@@ -107,13 +109,15 @@ def disrupted(pod: Pod) -> bool:
 
 
 def undisturbed(pod: Pod) -> Pod:
-    """The pod as it was before somebody wanted to take it away."""
+    """The pod as it was before somebody wanted to take it away. While it lives, what its container's end is called is
+    of before; of one that has ended, it is how it was taken."""
+    kept = frozenset() if pod.phase is PodPhase.EXITED else UNSEEN
     return replace(
         pod,
         deletion_at=None,
         disrupted=False,
         conditions=pod.conditions - {DISRUPTION},
-        reasons=tuple(reason for reason in pod.reasons if not of_the_cluster(reason)),
+        reasons=tuple(r for r in pod.reasons if r in kept or not of_the_cluster(r)),
     )
 
 

@@ -103,7 +103,9 @@ def project(
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED) and done
     missing = [process.name for process in shown if process.state != "ready"]
     pending = "" if done else conditions.obstacle(observed)
-    truths = conditions.truths(phase, missing, pending, record, observed, spec_pending, before)
+    truths = conditions.truths(
+        phase, missing, pending, record, observed, spec_pending, before, job.spec.storage
+    )
     return before.model_copy(
         update={
             **_figures(job, observed.progress),

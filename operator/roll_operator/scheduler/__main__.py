@@ -1,7 +1,8 @@
 """The scheduler's process: `python -m roll_operator.scheduler`, configured by its environment.
 
 Ends with 0 when it is told to stop, with 2 and one line `error: ...` when a user has to act (a port in
-use, a disk that is full or read-only), and with a traceback only for a defect.
+use, a disk that is full or read-only), with 1 and such a line when a newer scheduler of the job has taken over or
+this one stands still, and with a traceback only for a defect.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from roll_api import RLJob
 from roll_wire import control_pb2_grpc, session_pb2_grpc, trainer_pb2_grpc
 from roll_wire.channel import SERVER_OPTIONS
 
+from roll_operator.scheduler import watchdog
 from roll_operator.scheduler.guard import Guard
-from roll_operator.scheduler.ledger import LedgerBusy, LedgerError, SqliteLedger
+from roll_operator.scheduler.ledger import LedgerBusy, LedgerError, LedgerTaken, SqliteLedger
 from roll_operator.scheduler.place import BadPlace, Place
 from roll_operator.scheduler.refusals import Refusals
 from roll_operator.scheduler.replay import ReplayHub
@@ -76,6 +78,7 @@ async def _run(
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
     if hub is not None:
         waiting.append(asyncio.create_task(hub.run(), name="pump"))
+        watchdog.watch(lambda: hub.turns)
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await server.stop(grace=0.2)
     if beside is not None:
@@ -126,6 +129,9 @@ def main() -> int:
     except BadPlace as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except LedgerTaken as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (LedgerError, OSError, sqlite3.Error) as error:
         if not _for_the_user(error):
             raise

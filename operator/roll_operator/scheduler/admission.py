@@ -7,7 +7,8 @@ F <= T <= steps, only if (T-1)B + i <= (v+1+A)B and a policy worker at version w
 Why every token of batch N then lies in [N-1-S, N-1]: a token is sampled under minVersion = T-1-S by
 a worker that never goes back, so it is at least that old; a group changes its step only by an
 exchange that its oldest token allows; and version N is published after batch N was recorded, so
-nothing newer than N-1 exists when a token of batch N is sampled.
+nothing newer than N-1 exists when a token of batch N is sampled. What was never published, but by a ledger that was
+lost or set back, counts for nothing: neither a worker that holds it nor a token of it.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def results(state: JobState, worker: Worker, arrived: Arrived, now: float) -> No
 
 
 def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
-    """The leases, if each is held, every result fits its own, and no episode or suspect is among them.
+    """The leases, if each is held, every result fits its own, and no episode, suspect or retry is among them.
 
     A reset counts here where it serves a whole group.
     """
@@ -104,6 +104,8 @@ def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
         return []
     leases = [held[number] for number in numbers]
     units = [lease.unit for lease in leases]
+    if any(unit.failures or unit.company for unit in units):
+        return []
     fits = (
         [unit.index for unit in units] == arrived.indices
         and [unit.group.id for unit in units] == arrived.groups
@@ -117,12 +119,18 @@ def _as_asked(state: JobState, worker: Worker, arrived: Arrived) -> list[Lease]:
 def _storable(state: JobState, units: Sequence[Unit], arrived: Arrived) -> bool:
     """What `flow` asks of each, of all; False also when they differ in what they bring."""
     if any(arrived.lineages):
-        if set(arrived.lineages) != {state.lineage}:
+        if set(arrived.lineages) != {state.lineage} or max(arrived.newest) > state.newest_version:
             return False
         floors = {group: state.min_version(group) for group in {unit.group for unit in units}}
         for unit, oldest in zip(units, arrived.oldest, strict=True):
             if oldest < floors[unit.group]:
                 return False
+        pinned = {group: group.validation for group in floors if group.validation is not None}
+        if pinned and any(
+            newest != pinned.get(unit.group, newest)
+            for unit, newest in zip(units, arrived.newest, strict=True)
+        ):
+            return False
     elif any(arrived.tokens):
         return False
     if not any(arrived.has_reward):
@@ -145,9 +153,6 @@ def _store(
         unit.places.append(place)
         unit.size += place[2]
         unit.brought = number
-        if unit.failures:
-            state.touch_unit(unit)
-            unit.failures = 0
         unit.issued = 0
     if any(arrived.lineages):
         for unit, tokens, oldest, newest in zip(
@@ -167,6 +172,8 @@ def _store(
             continue
         own = packed[first * record.PART_BYTES : after * record.PART_BYTES]
         record.add(state, group, worker.pod, now, block.segment, own)
+        if group.validation is not None:
+            state.announce_due = True  # it may have been the last that needed the version
         if following == STEP or (following and any(arrived.turns)):
             for unit in units[first:after]:
                 enqueue(state, unit, now)

@@ -35,6 +35,7 @@ class Worker:
     role: str
     pool: str
     credits: int
+    address: str = ""  # of its own services: it serves on the weights that were streamed to it
     version: int | None = None  # of the current lineage
     announced: int | None = None  # newest version it was told of
     connected: bool = True
@@ -76,7 +77,7 @@ class Pool:
         self.workers: dict[str, Worker] = {}
         self.waiting: Lines = {}
         self.pinned: Lines = {}
-        self.suspects: list[Unit] = []
+        self.suspects: list[tuple[int, Unit]] = []
         self.queued = 0  # units that wait, in all three
         self.free_by_version: dict[int | None, int] = {}
         self._candidates: list[tuple[int, int, int, Worker]] = []
@@ -134,8 +135,8 @@ class Pool:
     def enqueue(self, unit: Unit, ticket: int) -> None:
         unit.ticket = ticket
         self.queued += 1
-        if unit.company:
-            self.suspects.append(unit)
+        if unit.company and unit.company_in(self.name):
+            self.suspects.append((ticket, unit))
             return
         self._line(unit).append((ticket, unit))
 
@@ -168,9 +169,10 @@ class Pool:
             return
         if self.suspects:
             waiting, self.suspects = self.suspects, []
-            for unit in waiting:
-                if unit.state is WAITING and unit.ticket:
-                    self.suspects += self._hand_out([unit], fits, grant)
+            for ticket, unit in waiting:
+                still_here = unit.ticket == ticket and unit.state is WAITING
+                if still_here and self._hand_out([unit], fits, grant):
+                    self.suspects.append((ticket, unit))
         for lines in (self.pinned, self.waiting):
             misses = 0
             for rank in sorted(lines):
@@ -207,7 +209,7 @@ class Pool:
 
     def _neighbour(self, unit: Unit, fits: Fits) -> Worker | None:
         """The worker that has just got another unit of the same group, while it has credit."""
-        if self._near is None or unit.company:
+        if self._near is None or (unit.company and unit.company_in(self.name)):
             return None
         group, worker = self._near
         return worker if group is unit.group and worker.free > 0 and fits(unit, worker) else None
@@ -217,13 +219,14 @@ class Pool:
             self._refresh()
         aside = []
         chosen = None
+        most = unit.company and unit.company_in(self.name)
         candidates = self._candidates
         while candidates:
             entry = heapq.heappop(candidates)
             worker = entry[3]
             if worker.stamp != entry[2] or worker.free <= 0:
                 continue
-            if fits(unit, worker) and not (unit.company and worker.load >= unit.company):
+            if fits(unit, worker) and not (most and worker.load >= most):
                 chosen = worker
                 break
             aside.append(entry)

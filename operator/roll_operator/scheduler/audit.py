@@ -1,7 +1,8 @@
 """`roll ledger verify`: from the ledger alone, does every sample have exactly one end?
 
 It reads one consistent snapshot, also of a job that is under way, and recomputes what the scheduler
-recorded: dense ids, slots held once, batches and their chained digests, seals of ended groups, counters.
+recorded: dense ids, slots held once, batches and their chained digests, seals of ended groups, counters; what
+is told besides (failures, reports, versions, checkpoints, validations) in tallies.py.
 A row that was deleted, doubled, moved or altered shows up as a problem with its name.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roll_operator.scheduler import batching, groups, record
+from roll_operator.scheduler import batching, groups, record, tallies
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SegmentStore
 from roll_operator.scheduler.ledger.sqlite import (
@@ -145,7 +146,10 @@ def _look(found: Audit, db: sqlite3.Connection, settings: Settings) -> list[Grou
         _check_group(found, group)
         _check_order(found, settings.graph, group)
     _check_orphans(found, db)
-    _check_ends(found, known, [json.loads(fold.ends) for fold in folds], batches, counters)
+    folded = [json.loads(fold.ends) for fold in folds]
+    _check_ends(found, known, folded, batches, counters)
+    for problem in tallies.problems(db, meta, counters, known, batches, folded):
+        found.problem(problem)
     found.redone = counters["redone"]
     found.steps = max((b.step for b in batches if b.state in TRAINED), default=0)
     found.lost = max(
@@ -204,7 +208,7 @@ def _check_batches(
                 found.problem(f"group {member} is in step {where[member]} and in step {batch.step}")
             where[member] = batch.step
     for batch in batches:
-        _check_batch(found, settings, batch, known, folded, by_step)
+        _check_batch(found, batch, known, folded, by_step)
     listed = {(batch.step, member) for batch in batches for member in batch.group_ids}
     for group in known.values():
         if group.state is GroupState.BATCHED and (group.step, group.id) not in listed:
@@ -212,8 +216,7 @@ def _check_batches(
 
 
 def _check_batch(
-    found: Audit, settings: Settings, batch: Batch, known: dict[int, Group], folded: set[int],
-    by_step: dict[int, Batch],
+    found: Audit, batch: Batch, known: dict[int, Group], folded: set[int], by_step: dict[int, Batch]
 ) -> None:  # fmt: skip
     name = f"batch {batch.step}"
     if batch.state not in (BatchState.POISON, BatchState.ABANDONED):
@@ -223,7 +226,7 @@ def _check_batch(
         if batch.oldest is not None:
             age = batch.step - 1 - batch.oldest
             found.staleness_max = max(found.staleness_max, age)
-            if not 0 <= age <= settings.max_staleness:
+            if not 0 <= age <= batch.max_staleness:
                 found.problem(f"{name} holds a token of version {batch.oldest}")
     members = [known[i] for i in batch.group_ids if i in known]
     if len(members) < len(batch.group_ids):
@@ -247,7 +250,7 @@ def _check_batch(
             if unit.state is not SampleState.SCORED or unit.reward is None:
                 found.problem(f"{where} has no reward")
             if unit.oldest is not None and unit.newest is not None:
-                first, last = batch.step - 1 - settings.max_staleness, batch.step - 1
+                first, last = batch.step - 1 - batch.max_staleness, batch.step - 1
                 if unit.oldest < first or unit.newest > last:
                     found.problem(
                         f"{where} has tokens of versions {unit.oldest}..{unit.newest}, "
@@ -345,7 +348,7 @@ def _check_ends(
 ) -> None:  # fmt: skip
     ends: Counter[str] = Counter(rows.sample_ends(known))
     for part in folded:
-        ends.update(part)
+        ends.update({name: n for name, n in part.items() if _is_end(name)})
     recorded = {n: c for n, c in counters.items() if c and _is_end(n)}
     for name in sorted(ends.keys() | recorded.keys()):
         if ends[name] != recorded.get(name, 0):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from roll_operator.scheduler import groups
-from roll_operator.scheduler.lifecycle import Cause, Group, GroupState, move
+from roll_operator.scheduler.lifecycle import Cause, Group, GroupState, Unit, move
 from roll_operator.scheduler.state import Batch, JobState
 
 
@@ -37,7 +38,8 @@ def _exchange(state: JobState, step: int, now: float) -> bool:
     """Fill every unfinished or free slot of `step` with a ready group of a later step.
 
     An unfinished group takes the ready one's place, at most at step oldest + 1 + S, the tightest
-    first. Either all of them find one, or nothing is changed.
+    first. Either all of them find one, or nothing is changed. With `late: Drop` those that find none are
+    cancelled, as few as can be; where too few groups are ready (always, if S = 0) it waits all the same.
     """
     slots, settings = state.slots, state.settings
     missing = settings.groups_per_step - slots.ready[step]
@@ -48,22 +50,24 @@ def _exchange(state: JobState, step: int, now: float) -> bool:
     nearest = min(later for later, n in slots.ready.items() if later > step and n)
     if late and not settings.late_drop and _latest_step(late[0], settings.max_staleness) < nearest:
         return False
-    ready = iter(
-        [
-            group
-            for later in slots.steps()
-            if later > step
-            for _, group in sorted(slots.of(later).items())
-            if group.state is GroupState.READY
-        ]
+    ready = deque(
+        group
+        for later in slots.steps()
+        if later > step
+        for _, group in sorted(slots.of(later).items())
+        if group.state is GroupState.READY
     )
     swaps: list[tuple[Group | None, Group]] = []
+    # Every place that a tight group may take suits the looser ones behind it: this finds all that find one.
+    without: list[Group | None] = [None] * (missing - len(late))
     for group in late:
-        taken = next(ready)
-        if taken.step > _latest_step(group, settings.max_staleness) and not settings.late_drop:
+        if ready[0].step <= _latest_step(group, settings.max_staleness):
+            swaps.append((group, ready.popleft()))
+        elif settings.late_drop:
+            without.append(group)
+        else:
             return False
-        swaps.append((group, taken))
-    swaps += [(None, next(ready)) for _ in range(missing - len(late))]
+    swaps += zip(without, ready, strict=False)
     for unfinished, taken in swaps:
         _swap(state, step, unfinished, taken, now)
     return True
@@ -83,6 +87,7 @@ def _swap(state: JobState, step: int, late: Group | None, ready: Group, now: flo
     else:
         slot = late.slot
         if later > _latest_step(late, state.settings.max_staleness):
+            _tell_of_lengths(state, late)
             groups.end(state, late, GroupState.CANCELLED, Cause.STALE, now)
         else:
             state.slots.release(late)
@@ -90,6 +95,36 @@ def _swap(state: JobState, step: int, late: Group | None, ready: Group, now: flo
             state.touch(late)
     state.slots.place(ready, step, slot)
     state.touch(ready)
+
+
+def _tell_of_lengths(state: JobState, late: Group) -> None:
+    """Slow samples are long ones, so that what is left to train on is shorter than what the policy says.
+
+    Told with the first group that is dropped, the second, the fourth, the eighth, ...
+    """
+    counters = state.counters
+    state.count("late_groups")
+    state.count("late_samples", len(late.kept))
+    state.count("late_tokens", sum(_tokens_so_far(unit) for unit in late.kept))
+    dropped, trained = counters["late_samples"], max(counters["batched_samples"], 1)
+    if counters["late_groups"].bit_count() == 1:
+        state.notices["late"] = (
+            f"late: Drop has cancelled {dropped} slow samples, {counters['late_tokens'] / dropped:.0f} "
+            f"tokens long on average when they were cut; those in batches have "
+            f"{counters['batched_tokens'] / trained:.0f}: training sees shorter answers than the policy gives"
+        )
+
+
+def length_ratio(counters: Counter[str]) -> float:
+    """Mean length of what was batched, over that of what was batched or dropped for its slowness; 1: no bias."""
+    tokens, samples = counters["batched_tokens"], counters["batched_samples"]
+    everything = (tokens + counters["late_tokens"]) * samples
+    return tokens * (samples + counters["late_samples"]) / everything if everything else 1.0
+
+
+def _tokens_so_far(unit: Unit) -> int:
+    unrecorded = unit.lease.tokens - unit.kept if unit.lease is not None else 0
+    return unit.tokens + max(unrecorded, 0)
 
 
 def _record(state: JobState, step: int, members: list[Group], now: float) -> Batch:
@@ -113,7 +148,10 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
         groups=members,
         reward=math.fsum([u.reward or 0.0 for u in samples]) / len(samples),
         staleness=sum(ages) / len(ages) if ages else 0.0,
+        max_staleness=state.settings.max_staleness,
     )
+    state.count("batched_samples", batch.samples)
+    state.count("batched_tokens", batch.tokens)
     batch.digest = digest(batch.previous, batch.lineage, step, members, [g.seal for g in members])
     for group in members:
         move(group, GroupState.BATCHED)
@@ -124,9 +162,10 @@ def _record(state: JobState, step: int, members: list[Group], now: float) -> Bat
     state.record_batch(batch)
     state.formed = step
     state.asked = 0
-    if state.filtered_in_step < state.settings.filter_budget * state.settings.groups_per_step:
+    filtered = state.filtered.pop(step, 0)
+    if filtered < state.settings.filter_budget * state.settings.groups_per_step:
         state.notices.pop("filter", None)
-    state.filtered_in_step = 0
+    groups.next_step(state)
     if ages:
         state.counters["staleness_max"] = max(state.counters["staleness_max"], max(ages))
     return batch

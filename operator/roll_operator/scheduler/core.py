@@ -60,17 +60,19 @@ def _assign(state: JobState, now: float) -> None:
 
 def _finish(state: JobState, now: float) -> None:
     """The job ends when its last step is committed and the last validation is done. A batch that was recorded is
-    trained, also where no more are formed."""
-    last = state.formed if state.ending else state.settings.steps
+    trained, also where no more are formed; a job that was given fewer steps than it has trained ends where it is."""
+    last = state.formed if state.ending else max(state.settings.steps, state.reported)
     committed = state.checkpoints[-1].step if state.checkpoints else -1
     if state.reported < last or committed < last:
         return
     if state.published is None or state.published < last:
         return
+    validation.abandon(state, now, Cause.JOB_ENDED, beyond=last)
     validation.schedule(state, last, last=True)
     if any(not v.finished for v in state.validations):
         return
     state.finished = state.ending or COMPLETE
+    state.writes.meta["progress"] = {}  # to be written, whatever else is
     training.cancel_live(state, now, Cause.JOB_ENDED)
     training.abandon_after(state, last)
     groups.settle(state, now)

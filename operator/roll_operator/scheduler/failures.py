@@ -4,6 +4,10 @@ A failure never becomes a reward. Attempts are counted for failures that a worke
 crashes that a unit had to itself; units that shared a worker that died are only suspects, and are
 tried again in ever smaller company, so that one poison prompt does not condemn its neighbours.
 
+Invariant: attempts and suspicion are forgotten only when the unit gets past the milestone where it earned them, its
+hurdle. An episode that begins again meets it again, so that a sample whose episode always ends the same way comes to
+an end, whatever goes well before that.
+
 Samples that failed for good are put on `state.failed`: what follows for their group is decided in `groups`.
 """
 
@@ -20,7 +24,21 @@ from roll_operator.scheduler.leases import (
     leave,
     release,
 )
-from roll_operator.scheduler.lifecycle import RESET, Cause, Lease, Unit, move_unit
+from roll_operator.scheduler.lifecycle import (
+    GENERATE,
+    KINDS,
+    POOL_OF,
+    RESET,
+    STEP,
+    Cause,
+    Lease,
+    Stage,
+    Unit,
+    lease_id,
+    milestone,
+    move_unit,
+    pool_of,
+)
 from roll_operator.scheduler.state import JobState
 
 # Company of a suspect: a worker's leases at its death, over this, down to one.
@@ -83,14 +101,30 @@ def suspect(state: JobState, lease: Lease, shared: int, why: Cause, now: float) 
     if shared <= 1:
         count_failure(state, lease, why, f"{lease.worker} ended while it held only this", now)
         return
+    unit.hurdle = _hurdle_of_suspect(unit, lease)
     unit.company = max(1, min(shared, unit.company or shared) // SHRINK)
+    state.touch_unit(unit)
     put_back(state, lease, now)
+
+
+def _hurdle_of_suspect(unit: Unit, lease: Lease) -> int:
+    """Not before one where failures were counted, and at a stage of the pool where it is a suspect now."""
+    place, pool = milestone(lease.stage, lease.turn), POOL_OF[lease.stage]
+    if not (unit.failures or unit.company_in(pool)):
+        return place  # a suspicion in another pool gives way to this one
+    if pool_of(unit.hurdle) == pool:
+        return max(unit.hurdle, place)
+    while place < unit.hurdle:
+        place += len(KINDS)  # the same stage, a turn later
+    return place
 
 
 def count_failure(state: JobState, lease: Lease, cause: Cause, message: str, now: float) -> None:
     """Count the attempt, then try again, or end the sample for good."""
     unit = lease.unit
     unit.failures += 1
+    unit.hurdle = max(unit.hurdle, milestone(lease.stage, lease.turn))
+    unit.brought = max(unit.brought, lease.id + 1)  # this lease is over, whoever names it again
     state.count(f"failures.{cause}")
     state.last_failure = f"{lease.stage} failed ({cause}): {message}"
     worker = state.workers.get(lease.worker)
@@ -112,21 +146,43 @@ def count_failure(state: JobState, lease: Lease, cause: Cause, message: str, now
     release(state, lease)
     move_unit(unit, WAITING)
     if unit.failures < state.settings.max_attempts:
-        if cause is Cause.REPLAY and state.settings.graph.interactive:
+        if cause is Cause.REPLAY and lease.stage == STEP:
             restart(state, unit)
         enqueue(state, unit, now)
         return
     state.failed.append((unit, cause))
 
 
+def got_past(state: JobState, unit: Unit, lease: Lease, following: Stage | None) -> None:
+    """A stage is done, or with it all: forget what was held against the unit, if that lies behind it now."""
+    if following is None or milestone(lease.stage, lease.turn) >= unit.hurdle:
+        unit.failures = unit.company = unit.hurdle = 0
+        state.touch_unit(unit)
+
+
+def start_over(state: JobState, unit: Unit, now: float) -> None:
+    """What the unit has is of no use any more, and nobody is to blame."""
+    if unit.lease is not None:
+        state.out.cancels.setdefault(unit.lease.worker, []).append(unit.lease.id)
+        release(state, unit.lease)
+        move_unit(unit, WAITING)
+    elif unit.ticket:
+        state.pool(POOL_OF[unit.stage]).withdraw(unit)
+    restart(state, unit)
+    enqueue(state, unit, now)
+
+
 def restart(state: JobState, unit: Unit) -> None:
-    """The episode starts again from its reset; what it had stays on record as an earlier life."""
+    """The sample starts again, from its reset or its group's; what it had stays on record as an earlier life."""
     leave(state, unit, tell=True)
-    if unit.stage != RESET:
+    if unit.group.lead is not None:
+        unit.stage = GENERATE
+    elif unit.stage != RESET:
         state.pre_policy += 1
+        unit.stage = RESET
     unit.life += 1
-    unit.stage = state.settings.graph.first()
     unit.turn = unit.kept = unit.tokens = 0
     unit.oldest = unit.newest = None
-    unit.places, unit.size, unit.brought = [], 0, 0
+    unit.places, unit.size = [], 0
+    unit.brought = lease_id(state.term, state.next_lease)  # no lease of an earlier life is taken up
     state.touch_unit(unit)

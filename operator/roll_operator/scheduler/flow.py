@@ -13,7 +13,7 @@ from zlib import crc32
 
 from roll_operator.scheduler import record
 from roll_operator.scheduler.assignment import Worker
-from roll_operator.scheduler.failures import count_failure
+from roll_operator.scheduler.failures import count_failure, got_past, start_over
 from roll_operator.scheduler.leases import (
     DUPLICATE,
     FENCED,
@@ -80,6 +80,8 @@ def result(
     verdict = FENCED
     if unit is None:
         pass
+    elif held is not None and _has_passed(worker, held, base, oldest, newest):
+        start_over(state, unit, now)
     elif held is not None and base != unit.kept:
         why = f"the result builds on {base} tokens of this turn, {unit.kept} are recorded"
         count_failure(state, held, Cause.INFRASTRUCTURE, why, now)
@@ -104,6 +106,17 @@ def result(
     return verdict
 
 
+def _has_passed(
+    worker: Worker, lease: Lease, base: int, oldest: int | None, newest: int | None
+) -> bool:
+    """An engine took newer weights while it worked on a held-out sample, and can't serve its version any more."""
+    pinned = lease.unit.group.validation
+    if pinned is None or lease.stage != GENERATE or (worker.version or 0) <= pinned:
+        return False
+    pure = oldest is None or oldest == newest == pinned
+    return not pure or base != lease.unit.kept
+
+
 def _refusal(
     state: JobState,
     lease: Lease,
@@ -121,6 +134,11 @@ def _refusal(
         oldest < state.min_version(lease.unit.group) or lineage not in (None, state.lineage)
     ):
         return Cause.INFRASTRUCTURE, f"tokens of version {oldest} are too old"
+    if newest is not None and newest > state.newest_version:
+        return Cause.INFRASTRUCTURE, f"tokens of version {newest}, which was never published"
+    pinned = lease.unit.group.validation
+    if pinned is not None and newest not in (None, pinned):
+        return Cause.INFRASTRUCTURE, f"tokens of version {newest} are newer than the validated one"
     if following is None and (reward is None or not math.isfinite(reward)):
         return Cause.INPUT, f"{lease.stage} gave no finite reward: {reward}"
     return None
@@ -130,12 +148,16 @@ def _advance(
     state: JobState, lease: Lease, following: Stage | None, reward: float | None, now: float
 ) -> None:
     unit = lease.unit
+    if unit.failures or unit.company:
+        got_past(state, unit, lease, following)
     release(state, lease)
     state.last_progress = now
     if unit.index >= 0 and lease.stage == RESET:
         state.pre_policy -= 1
     if following == GENERATE and lease.stage != RESET:
         unit.turn += 1
+    if unit.group.validation is not None:
+        state.announce_due = True  # it may have been the last that needed the version
     _go_on(state, unit, following, reward, now)
 
 
@@ -143,9 +165,7 @@ def _go_on(
     state: JobState, unit: Unit, following: Stage | None, reward: float | None, now: float
 ) -> None:
     """The stage is done and its lease is over: the unit waits for the next one, or has its reward."""
-    if unit.failures:
-        state.touch_unit(unit)
-    unit.failures = unit.company = unit.issued = unit.kept = 0
+    unit.issued = unit.kept = 0
     if unit.index < 0:
         spread(state, unit, following, now)
         return
@@ -219,23 +239,27 @@ def progress(
     partial_tokens: int = 0,
     oldest: int | None = None,
     newest: int | None = None,
+    waiting: bool = False,
 ) -> None:
     """A sign of life; with a partial, also tokens that another worker can go on from.
 
     `tokens` counts the turn's tokens from its beginning, so that a partial that is sent again after a
-    reconnect does not count twice.
+    reconnect does not count twice. A worker that hangs can't say that a unit is only `waiting` there.
     """
     held = worker.leases.get(lease)
     if held is None:
         return
-    if tokens > held.tokens:
+    if waiting:
+        held.deadline = now + state.settings.no_progress
+    elif tokens != held.tokens:  # fewer: new weights, and it began again
         held.tokens = tokens
         held.deadline = now + state.settings.no_progress
         if held.stage == GENERATE:  # of other stages the count says no more than "still at it"
             state.last_progress = now
     if not partial or oldest is None or newest is None:
         return
-    fresh = oldest >= state.min_version(held.unit.group)
-    if fresh and tokens - partial_tokens == held.unit.kept:
+    group = held.unit.group
+    fits = state.min_version(group) <= oldest and newest <= state.newest_version
+    if fits and group.validation in (None, newest) and tokens - partial_tokens == held.unit.kept:
         _add(state, worker, held, partial, now, partial_tokens, oldest, newest, None, PARTIAL)
         held.unit.kept += partial_tokens

@@ -1,7 +1,8 @@
 """A group's fate: opened, complete when every sample is scored, then kept, filtered, failed, cancelled.
 
 Invariant: a group that ends before it is batched frees its slot in the same transaction, and the
-filter's decision is taken once and recorded.
+filter's decision is taken once and recorded. Each step has a budget of its own of groups that are filtered, whenever
+they are complete; an exhausted one ends the job when that step is the next, and no sooner.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from roll_operator.scheduler.lifecycle import (
     move,
     move_unit,
 )
+from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.state import JobState, Validation
 
 # Groups that fail for good one after the other, in multiples of a step, before the job is given up.
@@ -86,10 +88,11 @@ def settle(state: JobState, now: float) -> None:
 def _complete(state: JobState, group: Group, now: float) -> None:
     """Every sample is scored."""
     move(group, GroupState.COMPLETE)
-    state.failed_in_row = 0
     if group.validation is not None:
         end(state, group, GroupState.EVALUATED, "", now)
-    elif _filtered_out(state, group):
+        return
+    state.failed_in_row = 0
+    if _filtered_out(state, group):
         end(state, group, GroupState.FILTERED, "", now)
     else:
         move(group, GroupState.READY)
@@ -102,30 +105,54 @@ def _complete(state: JobState, group: Group, now: float) -> None:
 def _filtered_out(state: JobState, group: Group) -> bool:
     """The filter's one decision about this group; an exhausted budget overrules it."""
     settings = state.settings
-    if settings.filter_by == "none":
+    if not _is_rejected(settings, group):
         return False
-    rewards = [u.reward for u in group.kept if u.reward is not None]
-    if keeps(settings.filter_by, settings.filter_above, settings.filter_below, rewards):
-        return False
-    if state.filtered_in_step < settings.filter_budget * settings.groups_per_step:
-        state.filtered_in_step += 1
+    if not _is_spent(state, group.step):
+        state.filtered[group.step] = state.filtered.get(group.step, 0) + 1
         return True
-    waits = (
-        f"{state.filtered_in_step} groups were filtered while step {state.first_open_step} "
-        f"waited for {settings.groups_per_step}"
-    )
     if settings.on_exhausted == "Keep":
         state.notices["filter"] = (
             f"steps take groups that rollout.filter would drop, since its budget ({settings.filter_budget:g} × "
             f"{settings.groups_per_step} groups a step) is spent: usual while nearly all answers are wrong, or right"
         )
-    if settings.on_exhausted == "Complete":
-        state.ending = state.ending or f"filter budget exhausted: {waits}"
-    elif settings.on_exhausted == "Fail":
-        state.error = state.error or (
-            f"filter budget exhausted: {waits}; loosen rollout.filter or raise its budget"
-        )
+    elif group.step == state.first_open_step:
+        _exhausted(state)
     return False
+
+
+def next_step(state: JobState) -> None:
+    """Another step is the first open one. If its budget was exhausted before, while earlier ones could still be
+    formed, that has its consequence now: the group that did it waits in its slot."""
+    step = state.first_open_step
+    if state.settings.on_exhausted == "Keep" or not _is_spent(state, step):
+        return
+    ready = [g for g in state.slots.of(step).values() if g.state is GroupState.READY]
+    if any(_is_rejected(state.settings, group) for group in ready):
+        _exhausted(state)
+
+
+def _is_rejected(settings: Settings, group: Group) -> bool:
+    rewards = [u.reward for u in group.kept if u.reward is not None]
+    return not keeps(settings.filter_by, settings.filter_above, settings.filter_below, rewards)
+
+
+def _is_spent(state: JobState, step: int) -> bool:
+    budget = state.settings.filter_budget * state.settings.groups_per_step
+    return state.filtered.get(step, 0) >= budget
+
+
+def _exhausted(state: JobState) -> None:
+    """The first open step can't be filled with what the filter lets through."""
+    settings, step = state.settings, state.first_open_step
+    why = (
+        f"filter budget exhausted: {state.filtered.get(step, 0)} groups were filtered while step {step} "
+        f"waited for {settings.groups_per_step}"
+    )
+    if settings.on_exhausted == "Complete":
+        state.ending = state.ending or why
+        state.ending_terms = settings.filter_terms
+    elif settings.on_exhausted == "Fail":
+        state.error = state.error or f"{why}; loosen rollout.filter or raise its budget"
 
 
 def keeps(by: str, above: float, below: float, rewards: list[float]) -> bool:
@@ -188,7 +215,8 @@ def end(state: JobState, group: Group, to: GroupState, cause: str, now: float) -
                 _end_unit(state, unit, SampleState.CANCELLED, Cause.SIBLING)
             else:
                 _end_unit(state, unit, SampleState.FAILED, cause)
-        state.failed_in_row += 1
+        # Held-out prompts say nothing about what can be trained on.
+        state.failed_in_row += group.validation is None
     else:
         name = to.name.lower()
         state.count(f"{name}.{cause}" if cause else name, len(group.kept))
@@ -205,6 +233,17 @@ def end(state: JobState, group: Group, to: GroupState, cause: str, now: float) -
     state.groups.pop(group.id, None)
     state.touch(group)
     _give_up_if_hopeless(state)
+
+
+def end_stale(state: JobState, now: float) -> None:
+    """A job that was suspended may come back with a lower maxStaleness: what is too old for its step by that is not
+    trained. Nor is what could only begin with a version that is not there yet: it would keep the environments that
+    the steps before it need. Without such a change there is nothing of the kind."""
+    for group in list(state.groups.values()):
+        oldest = group.oldest()
+        first = state.newest_version if oldest is None else oldest
+        if group.validation is None and first < state.min_version(group):
+            end(state, group, GroupState.CANCELLED, Cause.STALE, now)
 
 
 def _evaluated(state: JobState, group: Group, to: GroupState) -> None:

@@ -29,12 +29,13 @@ WAITING, LEASED = SampleState.WAITING, SampleState.LEASED
 def enqueue(state: JobState, unit: Unit, now: float) -> None:
     """The unit waits for its stage: at the worker that keeps its episode, or in the pool's line."""
     unit.since = now
-    if unit.resident and unit.stage == STEP:
-        worker = state.workers.get(unit.resident)
-        if worker is not None:
-            if worker.connected:
-                grant(state, now, [unit], worker)
-            return  # a broken stream: it waits until its episode is back, or lost
+    keeper = state.workers.get(unit.resident) if unit.resident and unit.stage == STEP else None
+    if keeper is not None and keeper.silent:
+        leave(state, unit, tell=True)  # replayed elsewhere: a silent worker gets nothing
+    elif keeper is not None:
+        if keeper.connected:
+            grant(state, now, [unit], keeper)
+        return  # a broken stream: it waits until its episode is back, or lost
     state.next_ticket += 1
     state.pool(POOL_OF[unit.stage]).enqueue(unit, state.next_ticket)
 
@@ -78,8 +79,8 @@ def hold(state: JobState, leases: Sequence[Lease], worker: Worker) -> None:
     held, residents = worker.leases, worker.residents
     for lease, unit in zip(leases, units, strict=True):
         unit.lease = held[lease.id] = lease
-        if unit.company:
-            worker.company = min(worker.company, unit.company) if worker.company else unit.company
+        if unit.company and (most := unit.company_in(worker.pool)):
+            worker.company = min(worker.company, most) if worker.company else most
     here = [unit for unit in units if unit.key in residents] if residents else ()
     worker.load += len(units) - len(here)
     state.pools[worker.pool].offer(worker)
@@ -95,10 +96,16 @@ def release(state: JobState, lease: Lease) -> None:
     if not worker.residents or unit.key not in worker.residents:
         worker.load -= 1
     if worker.company:
-        worker.company = min(
-            (x.unit.company for x in worker.leases.values() if x.unit.company), default=0
-        )
+        limit_company(state, worker)
     state.pools[worker.pool].offer(worker)
+
+
+def limit_company(state: JobState, worker: Worker) -> None:
+    """To what its suspects allow. One whose episode lives here counts between its turns, too: its next step comes
+    here, whoever has moved in meanwhile."""
+    units = [lease.unit for lease in worker.leases.values()]
+    units += [unit for key in worker.residents if (unit := find(state, *key)) is not None]
+    worker.company = min((most for u in units if (most := u.company_in(worker.pool))), default=0)
 
 
 def settle(state: JobState, unit: Unit, worker: Worker, *, resident: bool) -> None:
@@ -121,6 +128,8 @@ def leave(state: JobState, unit: Unit, *, tell: bool = False) -> None:
     worker.residents.discard(unit.key)
     if unit.lease is None or unit.lease.worker != worker.id:
         worker.load -= 1
+    if worker.company:
+        limit_company(state, worker)
     if tell:
         state.out.evict.setdefault(worker.id, []).append(unit.key)
     state.pool(worker.pool).offer(worker)
@@ -144,7 +153,7 @@ def current(worker: Worker, lease: int, unit: Unit | None) -> Lease | None:
 def adoptable(
     state: JobState, worker: Worker, lease: int, unit: Unit, stage: str, turn: int
 ) -> bool:
-    """A lease of an earlier scheduler that no newer one has replaced, for a stage that the worker serves."""
+    """A lease of an earlier scheduler that is not over, for a stage that the worker serves."""
     return (
         split_lease(lease)[0] < state.term
         and unit.state is WAITING
@@ -153,6 +162,8 @@ def adoptable(
         and unit.turn == turn
         # Issued before what is on record: a lease of an earlier life of the episode.
         and lease >= unit.brought
+        # Its failure was counted; only the acknowledgement did not get through.
+        and not (unit.failures and state.archive.has_failed(unit.group.id, lease))
     )
 
 

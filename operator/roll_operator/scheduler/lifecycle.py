@@ -56,6 +56,7 @@ class Cause(StrEnum):
     """Why something was cancelled or failed."""
 
     STALE = "stale"
+    SURPLUS = "surplus"  # the job asks for it no more
     SIBLING = "sibling"
     LINEAGE = "lineage"
     JOB_ENDED = "job-ended"
@@ -130,6 +131,16 @@ POOL_OF: dict[str, str] = {
 KINDS = tuple(Stage)  # a stage's place here is its number in the ledger
 KIND_OF: dict[str, int] = {stage: number for number, stage in enumerate(KINDS)}
 PARTIAL, DONE, VERSIONED, REWARDED = 1, 2, 4, 8  # flags of a part
+
+
+def milestone(stage: str, turn: int) -> int:
+    """How far along its way a sample is that is about to pass this stage of this turn."""
+    return turn * len(KINDS) + KIND_OF[stage]
+
+
+def pool_of(milestone: int) -> str:
+    """Whose workers a sample needs to pass it."""
+    return POOL_OF[KINDS[milestone % len(KINDS)]]
 
 
 class Part(NamedTuple):
@@ -208,7 +219,8 @@ class Unit:
     turn: int = 0
     state: SampleState = SampleState.WAITING
     cause: str = ""
-    failures: int = 0  # counted ones, of the current stage and turn
+    failures: int = 0  # counted ones, since it last got past its hurdle
+    hurdle: int = 0  # the furthest milestone at which it failed or was suspected, in this life or an earlier one
     life: int = 0  # rises when an episode starts again from its reset
     places: list[Place] = field(default_factory=list)  # of its parts' payloads, in this life
     size: int = 0  # of the payloads, in bytes
@@ -220,7 +232,7 @@ class Unit:
     reward: float | None = None
     lease: Lease | None = None
     resident: str = ""  # the worker that keeps its episode
-    company: int = 0  # 0: no suspect; otherwise the most units it may share a worker with
+    company: int = 0  # 0: no suspect; otherwise how many may share a worker of its hurdle's pool
     since: float = 0.0
     issued: int = 0  # leases granted for the current stage and turn
     ticket: int = 0  # its newest place in a queue; older places are void
@@ -228,6 +240,10 @@ class Unit:
     @property
     def key(self) -> tuple[int, int]:
         return self.group.id, self.index
+
+    def company_in(self, pool: str) -> int:
+        """The most units that it may share a worker of this pool with; 0: any number."""
+        return self.company if self.company and pool_of(self.hurdle) == pool else 0
 
     def add(self, place: Place, lease: int) -> None:
         self.places.append(place)

@@ -58,12 +58,13 @@ Pieces = tuple[
 def greeting_of(hello: Hello) -> Greeting:
     has_version = hello.HasField("version")
     return Greeting(
-        worker=f"{hello.pod_uid}/{hello.incarnation}",
+        worker=f"{hello.pod_uid}/{hello.incarnation}/{hello.rank}",
         pod=hello.pod,
         pod_uid=hello.pod_uid,
         role=hello.role,
         pool=hello.pool,
         credits=hello.credits,
+        address=hello.address,
         version=hello.version.number if has_version else None,
         lineage=hello.version.lineage if has_version else None,
         held=[
@@ -117,6 +118,7 @@ def handle(state: JobState, worker: Worker, data: bytes, now: float) -> None:
                     partial_tokens=part.partial_tokens,
                     oldest=part.oldest.number if part.HasField("oldest") else None,
                     newest=part.newest.number if part.HasField("newest") else None,
+                    waiting=part.waiting,
                 )
         case "credit":
             presence.credit(state, worker, message.credit.credits)

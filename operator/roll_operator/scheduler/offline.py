@@ -10,7 +10,7 @@ from roll_wire import control_pb2, session_pb2
 
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.sqlite import check_format, connect, read_meta
-from roll_operator.scheduler.ledger.story import read_story
+from roll_operator.scheduler.ledger.story import read_story, version_of
 from roll_operator.scheduler.settings import Settings
 
 
@@ -26,7 +26,7 @@ def list_samples(folder: Path, settings: Settings) -> control_pb2.SampleList:
                 state=unit.state.name.lower(),
                 stage=unit.stage,
                 turn=unit.turn,
-                version=session_pb2.PolicyVersion(lineage=group.lineage, number=unit.oldest or 0),
+                version=version_of(unit),
                 age_seconds=now - group.admitted,
                 attempt=unit.failures + 1,
                 step=group.step,

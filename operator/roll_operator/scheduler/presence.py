@@ -1,7 +1,8 @@
 """Workers come, go and come back: Hello, credit, versions, silence, loss.
 
 Invariant: a unit is re-issued only when its holder can no longer have its result stored: the lease is
-revoked first, and a pod that the operator declared gone never says Hello again.
+revoked first, and a pod that the operator declared gone never says Hello again. No worker counts as holding a version
+that this ledger did not publish.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from roll_wire import PROTOCOL
 
 from roll_operator.scheduler import failures, leases, record
 from roll_operator.scheduler.assignment import Worker
-from roll_operator.scheduler.lifecycle import Cause, SampleState, Stage, Unit
+from roll_operator.scheduler.lifecycle import POOL_OF, Cause, SampleState, Stage, Unit, milestone
 from roll_operator.scheduler.roster import Standing
 from roll_operator.scheduler.state import JobState
 
@@ -34,12 +35,13 @@ class HeldLease:
 class Greeting:
     """What a Hello says."""
 
-    worker: str  # pod uid / incarnation
+    worker: str  # pod uid / incarnation / rank
     pod: str
     pod_uid: str
     role: str
     pool: str
     credits: int = 0
+    address: str = ""
     version: int | None = None
     lineage: int | None = None
     held: list[HeldLease] = field(default_factory=list)
@@ -52,13 +54,16 @@ class Greeting:
 
 def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
     """A worker process says who it is. None: it was refused."""
+    _begin_beyond(state, greeting)
     refusal = _reason_to_refuse(state, greeting)
     if refusal is not None:
         state.out.refused[greeting.worker] = refusal
         return None
     worker = state.workers.get(greeting.worker)
     if worker is None:
-        for older in [w for w in state.workers.values() if w.pod_uid == greeting.pod_uid]:
+        # A pod of several ranks is several processes; each replaces its own predecessor only.
+        who = greeting.pod_uid, greeting.rank
+        for older in [w for w in state.workers.values() if (w.pod_uid, w.rank) == who]:
             lost(state, older, now)
         worker = Worker(
             id=greeting.worker,
@@ -67,16 +72,19 @@ def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
             role=greeting.role,
             pool=greeting.pool,
             credits=greeting.credits,
+            rank=greeting.rank,
         )
         state.workers[worker.id] = worker
     worker.connected, worker.draining, worker.silent = True, False, False
     worker.lost_at = None
     worker.last_seen = now
     worker.credits = greeting.credits
-    worker.rank = greeting.rank
+    worker.address = greeting.address
     worker.announced = None
     state.announce_due = True
-    worker.version = greeting.version if greeting.lineage == state.lineage else None
+    worker.version = (
+        greeting.version if greeting.lineage == state.lineage else None
+    )  # or it is refused
     if greeting.role == "trainer":
         _join(state, worker, greeting)
         return worker
@@ -84,6 +92,20 @@ def hello(state: JobState, greeting: Greeting, now: float) -> Worker | None:
     fenced, evicted = _reconcile(state, worker, greeting.held, now)
     state.out.welcomes[worker.id] = (fenced, evicted)
     return worker
+
+
+def _is_ahead(state: JobState, greeting: Greeting) -> bool:
+    """Whether it holds a version that this ledger never published: another one did, which was lost or is newer."""
+    if greeting.version is None or greeting.lineage is None:
+        return False
+    return (greeting.lineage, greeting.version) > (state.lineage, state.newest_version)
+
+
+def _begin_beyond(state: JobState, greeting: Greeting) -> None:
+    """Before there is anything of a lineage, it can be one that nobody holds anything of."""
+    if state.is_blank and greeting.lineage is not None and _is_ahead(state, greeting):
+        state.lineage = greeting.lineage + 1
+        state.writes.meta["progress"] = {}  # to be written, whatever else is
 
 
 def _reason_to_refuse(state: JobState, greeting: Greeting) -> tuple[str, str] | None:
@@ -96,6 +118,12 @@ def _reason_to_refuse(state: JobState, greeting: Greeting) -> tuple[str, str] | 
         return "fenced", f"pod {greeting.pod} was declared gone"
     if state.finished:
         return "job-ended", state.finished
+    if _is_ahead(state, greeting):
+        # It never goes back to an older version, so it is of no use before it starts again.
+        return "fenced", (
+            f"{greeting.pod} holds version {greeting.version} of lineage {greeting.lineage}, which this ledger never "
+            "published: it was set back"
+        )
     seat = state.trainer
     if greeting.role == "trainer" and greeting.attempt < max(seat.attempt, seat.joining_attempt):
         return "fenced", f"trainer attempt {greeting.attempt} has been replaced"
@@ -177,6 +205,7 @@ def _reconcile(
         unit = leases.find(state, *key)
         if unit is not None and _waits_for_step(unit):
             leases.enqueue(state, unit, now)
+    leases.limit_company(state, worker)
     state.pool(worker.pool).offer(worker)
     return fenced, evicted
 
@@ -188,11 +217,14 @@ def _lives_here(worker: Worker, unit: Unit, lease: int) -> bool:
         unit.stage == Stage.STEP and unit.lease is not None and unit.lease.worker != worker.id
     )
     return (
-        unit.resident in ("", worker.id)
+        worker.pool == POOL_OF[Stage.STEP]
+        and unit.resident in ("", worker.id)
         and unit.state in (SampleState.WAITING, SampleState.LEASED)
         and not elsewhere
         and bool(made)
         and made[-1].lease == lease
+        # A suspect at its hurdle: whoever kept its episode hung, or died, with it.
+        and not (unit.company_in(worker.pool) and milestone(unit.stage, unit.turn) == unit.hurdle)
     )
 
 
@@ -214,7 +246,8 @@ def credit(state: JobState, worker: Worker, credits: int) -> None:
 
 
 def holding(state: JobState, worker: Worker, lineage: int, version: int) -> None:
-    if lineage == state.lineage and (worker.version is None or version > worker.version):
+    known = lineage == state.lineage and version <= state.newest_version
+    if known and (worker.version is None or version > worker.version):
         worker.version = version
         state.pool(worker.pool).offer(worker)
 
@@ -294,4 +327,6 @@ def watch(state: JobState, now: float) -> None:
         by_worker[lease.worker] = by_worker.get(lease.worker, 0) + 1
     for lease in overdue:
         state.out.cancels.setdefault(lease.worker, []).append(lease.id)
+        if lease.unit.resident == lease.worker:  # who hangs with an episode does not keep it
+            leases.leave(state, lease.unit, tell=True)
         failures.suspect(state, lease, by_worker[lease.worker], Cause.TIMEOUT, now)

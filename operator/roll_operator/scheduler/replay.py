@@ -1,6 +1,6 @@
 """A recorded job, served to a trainer that trains it again: batches come from the ledger, nothing is written.
 
-The trainer starts from the oldest retained checkpoint and is handed the recorded batches after it.
+The trainer brings the checkpoint that it starts from and is handed the recorded batches after it.
 """
 
 from __future__ import annotations
@@ -48,27 +48,14 @@ class ReplayHub(trainer_pb2_grpc.TrainerServicer):
             for b in self._ledger.batches()
             if b.state in (BatchState.TRAINED, BatchState.COMMITTED)
         }
-        self._checkpoints = self._ledger.checkpoints()
         self._last = max(self._batches, default=0)
         self.session = ReplaySession()
 
     async def GetPosition(
         self, request: trainer_pb2.PositionRequest, context: Any
     ) -> trainer_pb2.Position:
-        oldest = self._checkpoints[0] if self._checkpoints else None
         return trainer_pb2.Position(
-            checkpoints=[
-                trainer_pb2.Checkpoint(
-                    step=oldest.step, lineage=oldest.lineage, path=oldest.path, digest=oldest.digest
-                )
-            ]
-            if oldest
-            else [],
-            lineage=1,
-            batched=self._last,
-            published=self._last,
-            steps=self._last,
-            oldest_batch=(oldest.step if oldest else 0) + 1,
+            lineage=1, batched=self._last, published=self._last, steps=self._last
         )
 
     async def Rewind(

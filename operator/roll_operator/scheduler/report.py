@@ -7,9 +7,11 @@ from collections import Counter, deque
 
 from roll_wire import control_pb2, session_pb2
 
+from roll_operator.scheduler.assignment import Worker
+from roll_operator.scheduler.batching import length_ratio
 from roll_operator.scheduler.ledger import SqliteLedger
-from roll_operator.scheduler.ledger.story import read_story
-from roll_operator.scheduler.lifecycle import Group, Unit
+from roll_operator.scheduler.ledger.story import read_story, version_of
+from roll_operator.scheduler.lifecycle import Cause, Group, Unit
 from roll_operator.scheduler.state import JobState
 
 WINDOW_SECONDS = 15.0
@@ -34,12 +36,20 @@ class Rate:
 
 
 def dropped(counters: Counter[str]) -> dict[str, int]:
-    """Samples that ended without being trained or evaluated, by reason."""
-    return {
-        name: n
-        for name, n in counters.items()
-        if n and name.split(".")[0] in ("failed", "cancelled", "filtered")
-    }
+    """Samples that ended without being trained or evaluated, by reason.
+
+    Those of a batch that ended with its lineage have no end of their own: they are counted with it.
+    """
+    found = Counter(
+        {
+            name: n
+            for name, n in counters.items()
+            if n and name.split(".")[0] in ("failed", "cancelled", "filtered")
+        }
+    )
+    if counters["abandoned"]:
+        found[f"cancelled.{Cause.LINEAGE}"] += counters["abandoned"]
+    return dict(found)
 
 
 def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress:
@@ -53,7 +63,7 @@ def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress
             pod_uid=w.pod_uid,
             role=w.role,
             connected=w.connected,
-            ready=w.connected and not w.silent and (w.pool != "policy" or w.version is not None),
+            ready=_ready(state, w),
             leases=len(w.leases),
             credits=w.credits,
             version=session_pb2.PolicyVersion(lineage=state.lineage, number=w.version or 0),
@@ -84,11 +94,31 @@ def progress(state: JobState, rate: Rate, now: float) -> control_pb2.JobProgress
         notices=notices,
         lineage=state.lineage,
         last_progress_at=state.last_progress,
+        idle_seconds=max(0.0, now - state.last_progress),
         tokens=state.counters["tokens"],
         ledger_lost=state.ledger_lost,
-        metrics=json.loads(state.metrics),
+        metrics=_metrics(state),
         held=_held(state, now),
     )
+
+
+def _ready(state: JobState, worker: Worker) -> bool:
+    """Whether it can work. A trainer's pod is as good as the rank of it that is not there: each answers for all."""
+    if not worker.connected or worker.silent:
+        return False
+    if worker.role != "trainer":
+        return worker.pool != "policy" or worker.version is not None
+    ranks = [id for id in state.trainer.members.values() if id.startswith(f"{worker.pod_uid}/")]
+    there = {w.id for w in state.workers.values() if w.connected}
+    return worker.id in ranks and there.issuperset(ranks)
+
+
+def _metrics(state: JobState) -> dict[str, float]:
+    """The trainer's of its last step, and what only the scheduler knows."""
+    metrics: dict[str, float] = json.loads(state.metrics)
+    if state.counters["late_samples"]:
+        metrics["scheduler/length_ratio"] = length_ratio(state.counters)
+    return metrics
 
 
 def _held(state: JobState, now: float) -> control_pb2.SampleState | None:
@@ -106,7 +136,7 @@ def sample_state(state: JobState, unit: Unit, now: float) -> control_pb2.SampleS
         stage=unit.stage,
         turn=unit.turn,
         worker=worker.pod if worker else "",
-        version=session_pb2.PolicyVersion(lineage=group.lineage, number=unit.oldest or 0),
+        version=version_of(unit),
         age_seconds=now - group.admitted,
         stage_seconds=now - (unit.lease.granted if unit.lease else unit.since or group.admitted),
         attempt=unit.failures + 1,

@@ -61,7 +61,8 @@ class Hub:
 
     def __init__(self, ledger: SqliteLedger) -> None:
         self.ledger = ledger
-        self.state: JobState = ledger.open(time.time())
+        self._ahead = time.time() - time.monotonic()
+        self.state: JobState = ledger.open(self.now())
         self.rate = report.Rate()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._streams: dict[str, asyncio.Queue[bytes | None]] = {}
@@ -70,6 +71,11 @@ class Hub:
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committed = 0  # the newest transaction that is on disk
         self._recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.turns = 0  # of the pump: the proof that it does not stand still
+
+    def now(self) -> float:
+        """The wall clock's time at the start, and what has passed since: no deadline moves when that clock is set."""
+        return self._ahead + time.monotonic()
 
     async def run(self) -> None:
         """The pump. Ends only with an exception: a ledger that cannot be written."""
@@ -77,19 +83,25 @@ class Hub:
         next_tick = rested = 0.0
         seen = self._position()
         while True:
+            self.turns += 1
             await _at_most(TICK_SECONDS, self._wake)
             if (pause := rested - loop.time()) > 0:
                 await _at_most(pause, self._hurry)
             self._wake.clear()
             self._hurry.clear()
-            now = time.time()
+            now = self.now()
             if now >= next_tick:
                 core.tick(self.state, now)
                 next_tick = now + TICK_SECONDS
             core.dispatch(self.state, now)
             taken = self.state.transaction
             writes, out = self.state.take()
-            messages = list(outgoing(self.state, out))
+            # For the streams of this moment: a worker that comes back during the commit has said what it holds, and
+            # is to be told by its Welcome first.
+            messages = [
+                (self._streams.get(worker), message)
+                for worker, message in outgoing(self.state, out)
+            ]
             turn, self._turn = self._turn, loop.create_future()
             if writes:
                 unwritten = self.ledger.store.take()
@@ -105,8 +117,7 @@ class Hub:
                 seen = position
                 self._recorded.set_result(None)
                 self._recorded = loop.create_future()
-            for worker, message in messages:
-                queue = self._streams.get(worker)
+            for queue, message in messages:
                 if queue is not None:
                     queue.put_nowait(message)
 
@@ -178,7 +189,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         await self._guard.enter(hello, context)
         state, greeting = self._hub.state, greeting_of(hello)
         queue = self._hub.attach(greeting.worker)
-        presence.hello(state, greeting, time.time())
+        presence.hello(state, greeting, self._hub.now())
         self._hub.wake()
         log.info("hello from %s (%s)", hello.pod, greeting.worker)
         sender = asyncio.create_task(_send(context, queue))
@@ -190,7 +201,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 worker = state.workers.get(greeting.worker)
                 if worker is None:
                     break
-                handle(state, worker, message, time.time())
+                handle(state, worker, message, self._hub.now())
                 self._hub.wake()
         finally:
             sender.cancel()
@@ -198,7 +209,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 worker = state.workers.get(greeting.worker)
                 if worker is not None:
                     log.info("%s is disconnected", worker.pod)
-                    presence.disconnected(state, worker, time.time())
+                    presence.disconnected(state, worker, self._hub.now())
                     self._hub.wake()
 
 
@@ -221,6 +232,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._waiting: list[tuple[int, int]] = []  # a trainer's term and a step, for each call
 
     async def GetPosition(
         self, request: trainer_pb2.PositionRequest, context: object
@@ -236,20 +248,30 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
         training.check_term(state, request.trainer.term)
         lost = recovery.recover(state, request.step, request.bookmark, request.lineage)
         term = state.trainer.term
-        lineage = training.rewind(state, term, request.step, time.time(), lost=lost)
+        lineage = training.rewind(state, term, request.step, self._hub.now(), lost=lost)
         await self._hub.durable()
         return trainer_pb2.RewindReply(lineage=lineage, term=state.trainer.term)
 
     async def AcquireBatch(
         self, request: trainer_pb2.BatchRequest, context: object
     ) -> trainer_pb2.Batch:
-        state, began = self._hub.state, time.time()
-        while (left := began + LONG_POLL_SECONDS - time.time()) > 0:
+        state, began = self._hub.state, self._hub.now()
+        asked = request.trainer.term, request.step
+        while (left := began + LONG_POLL_SECONDS - self._hub.now()) > 0:
             if state.finished or (state.ending and request.step > state.formed):
                 return trainer_pb2.Batch(finished=True)
-            batch = training.acquire(state, request.trainer.term, request.step, time.time())
+            batch = training.acquire(state, request.trainer.term, request.step, self._hub.now())
             if batch is None:
-                await self._hub.next_batch(left)
+                self._waiting.append(asked)
+                try:
+                    await self._hub.next_batch(left)
+                except asyncio.CancelledError:
+                    # The call may be one whose connection died long ago, and another wait in its place.
+                    if self._waiting.count(asked) == 1:
+                        training.no_longer_asked(state, *asked)
+                    raise
+                finally:
+                    self._waiting.remove(asked)
             else:
                 await self._hub.durable(batch.recorded)
                 return trainer_pb2.Batch(
@@ -257,7 +279,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
                     groups=len(batch.group_ids),
                     samples=batch.samples,
                     digest=batch.digest.hex(),
-                    waited_seconds=time.time() - began,
+                    waited_seconds=self._hub.now() - began,
                     bookmark=recovery.bookmark(state),
                     oldest=session_pb2.PolicyVersion(
                         lineage=batch.lineage, number=batch.oldest or 0
@@ -279,7 +301,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
     async def ReportStep(
         self, request: trainer_pb2.StepReport, context: object
     ) -> trainer_pb2.Done:
-        state, now = self._hub.state, time.time()
+        state, now = self._hub.state, self._hub.now()
         metrics = json.dumps(dict(request.metrics))
         if request.step > state.reported:
             training.report(state, request.trainer.term, request.step, metrics, now)
@@ -313,7 +335,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServicer):
             self._hub.state,
             request.trainer.term,
             CheckpointRow(row.step, row.lineage, row.path, row.digest),
-            time.time(),
+            self._hub.now(),
         )
         await self._hub.durable()
         return trainer_pb2.CheckpointReply(remove=removed)
@@ -370,7 +392,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._job_uid = job_uid
 
     async def SyncPods(self, request: control_pb2.Pods, context: Any) -> control_pb2.PodsReply:
-        state, now = self._hub.state, time.time()
+        state, now = self._hub.state, self._hub.now()
         if request.authoritative:
             current = {pod.uid: pod.role for pod in request.current}
             try:
@@ -387,18 +409,23 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetProgress(
         self, request: control_pb2.ProgressRequest, context: object
     ) -> control_pb2.JobProgress:
-        return report.progress(self._hub.state, self._hub.rate, time.time())
+        now = self._hub.now()
+        progress = report.progress(self._hub.state, self._hub.rate, now)
+        progress.last_progress_at += time.time() - now  # the operator goes by the wall clock
+        return progress
 
     async def ListSamples(
         self, request: control_pb2.SamplesRequest, context: object
     ) -> control_pb2.SampleList:
-        return report.samples(self._hub.state, request.limit, time.time())
+        return report.samples(self._hub.state, request.limit, self._hub.now())
 
     async def GetSample(
         self, request: control_pb2.SampleRequest, context: Any
     ) -> control_pb2.SampleStory:
         unit = request.unit
-        story = report.story(self._hub.state, self._hub.ledger, unit.group, unit.index, time.time())
+        story = report.story(
+            self._hub.state, self._hub.ledger, unit.group, unit.index, self._hub.now()
+        )
         if story is not None:
             return story
         missing = f"no sample {unit.group}.{unit.index} on record"

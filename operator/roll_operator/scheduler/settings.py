@@ -38,6 +38,12 @@ class Settings:
     keep_checkpoints: int = 3
     keep_versions: int = 2  # that can still be fetched
 
+    @property
+    def filter_terms(self) -> str:
+        """All that decides whether a job ends for want of groups: one that comes back under other terms goes on."""
+        between = self.filter_above, self.filter_below
+        return repr((self.steps, self.filter_by, *between, self.filter_budget, self.on_exhausted))
+
     @classmethod
     def from_job(cls, job: RLJob) -> Settings:
         spec, rollout = job.spec, job.spec.rollout

@@ -44,6 +44,10 @@ class Archive(Protocol):
 
     def groups_of(self, batch: Batch) -> list[Group]: ...
 
+    def samples_between(self, step: int, later: int) -> int: ...
+
+    def has_failed(self, group: int, lease: int) -> bool: ...
+
 
 @dataclass(slots=True)
 class Publication:
@@ -85,6 +89,7 @@ class Batch:
     groups: list[Group] | None = None
     reward: float = 0.0
     staleness: float = 0.0  # mean over sampled tokens' oldest version per sample
+    max_staleness: int = 0  # the bound when it was formed
     recorded: int = 0  # the transaction that holds its newest row
 
 
@@ -181,7 +186,7 @@ COMPLETE = "complete"  # the reason of a job that trained all its steps
 # What the row "progress" of `meta` holds; every name is also an attribute of JobState.
 COUNTED = (
     "next_group", "cursor", "lineage", "formed", "reported", "published", "folded", "ending", "finished",
-    "filtered_in_step",
+    "ending_terms", "filtered", "vouched_term", "vouched_from", "rewound",
 )  # fmt: skip
 
 
@@ -204,6 +209,7 @@ class JobState:
     published: int | None = None
     folded: int = 0  # steps up to here are folded into digests
     ending: str = ""  # why no more batches are formed, before `steps`
+    ending_terms: str = ""  # the filter's, at that time
     finished: str = ""  # why the job has ended
     ledger_lost: str = ""  # how the job went on without an earlier ledger
     error: str = ""
@@ -212,7 +218,9 @@ class JobState:
     announce_due: bool = True  # some worker may have to be told of a version
     opened: float = 0.0
     resume_at: float = 0.0  # a re-opened scheduler re-issues nothing before
-    filtered_in_step: int = 0
+    filtered: dict[int, int] = field(
+        default_factory=dict
+    )  # groups, by the open step that they were to fill
     failed_in_row: int = 0
     last_failure: str = ""
     groups: dict[int, Group] = field(default_factory=dict)
@@ -222,6 +230,9 @@ class JobState:
     slots: Slots = field(default_factory=lambda: Slots(1))
     batches: dict[int, Batch] = field(default_factory=dict)
     versions: dict[int, Publication] = field(default_factory=dict)
+    vouched_term: int = 0  # of the trainer that published last
+    vouched_from: int = 0  # the first version that it published
+    rewound: int = -1  # the term of the trainer that was last told where it starts
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     trainer: TrainerSeat = field(default_factory=TrainerSeat)
@@ -258,12 +269,15 @@ class JobState:
         }
 
     @property
-    def held_version(self) -> int | None:
-        """The version that workers must not leave while it is being validated."""
-        for validation in self.validations:
-            if not validation.finished:
-                return validation.version
-        return None
+    def newest_version(self) -> int:
+        """Nothing newer exists in this lineage; -1: nothing at all."""
+        return -1 if self.published is None else self.published
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it knows of nothing that anybody could hold: a new job's ledger, or one in place of a lost one."""
+        told = self.rewound == self.trainer.term  # its checkpoint of step 0 will be of this lineage
+        return self.published is None and not self.checkpoints and not self.formed and not told
 
     @property
     def trainer_is_here(self) -> bool:
@@ -329,6 +343,7 @@ class JobState:
                 batch.staleness,
                 batch.formed,
                 batch.acquired_term,
+                batch.max_staleness,
             )
         )
 
@@ -369,6 +384,8 @@ class JobState:
                     unit.cause,
                     unit.failures,
                     unit.life,
+                    unit.hurdle,
+                    unit.company,
                 )
             )
         if writes:

@@ -6,7 +6,12 @@ changes nothing. A sample is in at most one committed step of a lineage.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 from roll_operator.scheduler import groups, validation
+from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import (
     BATCH_TRANSITIONS,
     BatchState,
@@ -24,6 +29,8 @@ from roll_operator.scheduler.state import (
 
 # Versions whose locations are remembered; older ones are history.
 REMEMBERED_VERSIONS = 16
+STREAM = "grpc:"  # before the address of a process that serves weights
+PEERS = 3  # of these, beside the trainer
 
 
 class Fenced(RuntimeError):
@@ -54,6 +61,9 @@ def rewind(state: JobState, term: int, step: int, now: float, *, lost: bool = Fa
             if batch.step > step and batch.state is not BatchState.BATCHED:
                 _move_batch(state, batch, BatchState.BATCHED)
         state.reported = step
+        # What comes again is published again; until then it would only take the place of what is there.
+        state.versions = {n: p for n, p in state.versions.items() if n <= step}
+        _take_back(state, step + 1)
         passed_over = [c for c in state.checkpoints if c.step > step]
         for checkpoint in passed_over:
             _drop_checkpoint(state, checkpoint)
@@ -63,6 +73,7 @@ def rewind(state: JobState, term: int, step: int, now: float, *, lost: bool = Fa
                 f"training goes on from the one of step {step}"
             )
     state.asked = 0
+    state.rewound = term
     state.writes.meta["progress"] = {}  # to be written, whatever else is
     return state.lineage
 
@@ -75,6 +86,7 @@ def _open_lineage(state: JobState, step: int, now: float) -> None:
         del state.batches[batch.step]
     if step < state.folded:
         state.writes.abandoned.append((state.lineage, step))
+        state.count("abandoned", state.archive.samples_between(step, state.folded))
     for checkpoint in [c for c in state.checkpoints if c.step > step]:
         _drop_checkpoint(state, checkpoint)
     state.lineage += 1
@@ -85,6 +97,7 @@ def _open_lineage(state: JobState, step: int, now: float) -> None:
     state.folded = min(state.folded, step)
     state.published = None
     state.versions = {}
+    state.filtered = {}
     state.ending = ""
     for worker in state.pool("policy").workers.values():
         worker.version = worker.announced = None
@@ -99,6 +112,20 @@ def abandon_after(state: JobState, step: int) -> None:
         del state.batches[batch.step]
         state.count(f"editions.{state.lineage}.{batch.step}")
     state.formed = min(state.formed, step)
+
+
+def go_on(state: JobState, now: float) -> None:
+    """A finished job was given more steps, or one that ends for want of groups another filter: no budget is spent.
+
+    A trainer that came back at a checkpoint, and was to stop there, leaves a newer version without its batch. What is
+    sampled with it would be newer than its step allows: a new lineage begins.
+    """
+    state.finished = state.ending = ""
+    state.filtered = {}
+    state.writes.meta["progress"] = {}  # to be written, whatever else is
+    if state.published is not None and state.published > state.formed:
+        _open_lineage(state, state.reported, now)
+        _dismiss(state)
 
 
 def cancel_live(state: JobState, now: float, cause: Cause) -> None:
@@ -116,6 +143,8 @@ def _move_batch(state: JobState, batch: Batch, to: BatchState) -> None:
         batch.state in (BatchState.TRAINED, BatchState.COMMITTED) and to is not BatchState.COMMITTED
     ):
         state.count("tokens", -batch.tokens)
+    if to is BatchState.ABANDONED:
+        state.count("abandoned", batch.samples)
     batch.state = to
     state.record_batch(batch)
 
@@ -140,6 +169,12 @@ def acquire(state: JobState, term: int, step: int, now: float) -> Batch | None:
         batch.acquired_term = term
         state.record_batch(batch)
     return batch
+
+
+def no_longer_asked(state: JobState, term: int, step: int) -> None:
+    """Whoever waited for the batch has gone: formed now it would count as an attempt, and nobody would be handed it."""
+    if term == state.trainer.term and state.asked == step:
+        state.asked = 0
 
 
 def _poison(state: JobState, batch: Batch, now: float) -> None:
@@ -202,6 +237,8 @@ def publish(state: JobState, term: int, publication: Publication) -> None:
         raise Fenced(f"version {number} of lineage {publication.lineage} is not current")
     if number > state.reported:
         raise OutOfOrder(f"version {number} was published before step {number} was reported")
+    if state.versions.get(number) != publication:
+        _take_back(state, number, number)
     state.versions[number] = publication
     for old in sorted(state.versions)[:-REMEMBERED_VERSIONS]:
         del state.versions[old]
@@ -209,28 +246,72 @@ def publish(state: JobState, term: int, publication: Publication) -> None:
         (state.lineage, number, term, publication.digest, "\n".join(publication.locations))
     )
     state.announce_due = True
+    if term != state.vouched_term:
+        state.vouched_term, state.vouched_from = term, number
     if state.published is None or number > state.published:
         state.published = number
         validation.schedule(state, number)
 
 
+def _take_back(state: JobState, first: int, last: float = math.inf) -> None:
+    """Whoever was told of one of these versions and does not hold it would look for weights that are gone."""
+    state.announce_due = True
+    for worker in state.pool("policy").workers.values():
+        told, holds = worker.announced, worker.version
+        if told is not None and first <= told <= last and (holds is None or holds < told):
+            worker.announced = None
+
+
 def announce(state: JobState) -> None:
-    """Tell each policy worker of the newest version it should move to."""
+    """Tell each policy worker of the newest version it should move to.
+
+    Not of one that a trainer published before it died and was set back: its weights may be gone with it, and
+    they come again, one by one, as steps are trained again.
+    """
     if state.published is None or not state.announce_due:
         return
     state.announce_due = False
-    held = state.held_version
-    for worker in state.pool("policy").workers.values():
-        if not worker.connected:
-            continue
-        target = state.published
+    newest, validated = min(state.published, state.reported), validation.generating(state)
+    held = None if validated is None else validated.version
+    workers = [w for w in state.pool("policy").workers.values() if w.connected]
+    holders: dict[int, list[str]] = {}
+    for place, worker in enumerate(workers):
+        target = newest
         if held is not None and worker.version is not None and worker.version <= held:
-            # A validated version that is no longer fetchable is left behind, and its validation moves on.
-            fetchable = held > state.published - state.settings.keep_versions
+            # A validated version that is no longer fetchable is left behind, and its validation moves on. So is one
+            # that an earlier trainer published and this one, which came back beyond it, never will.
+            kept = max(newest - state.settings.keep_versions + 1, state.vouched_from)
+            fetchable = kept <= held <= newest
             target = held if worker.version == held or fetchable else target
         if target in state.versions and (worker.announced is None or target > worker.announced):
             worker.announced = target
-            state.out.policies[worker.id] = state.versions[target]
+            if target not in holders:
+                holders[target] = _holders(workers, target)
+            state.out.policies[worker.id] = _with_peers(
+                state.versions[target], holders[target], worker.address, place
+            )
+
+
+def _holders(workers: Sequence[Worker], number: int) -> list[str]:
+    """Addresses of those who hold a version; of all while nobody does: who is asked may hold it by then."""
+    holding = [w.address for w in workers if w.version == number and w.address]
+    return holding or [w.address for w in workers if w.address]
+
+
+def _with_peers(
+    publication: Publication, holders: Sequence[str], own: str, place: int
+) -> Publication:
+    """Where a worker finds a version: at the trainer first, then at a few of those who got it by a stream.
+
+    Each begins at another place among them. They decode while they serve, so they are asked when the trainer
+    is away.
+    """
+    if not any(location.startswith(STREAM) for location in publication.locations):
+        return publication
+    near = range(place, place + min(len(holders), PEERS + 1))
+    peers = [holders[n % len(holders)] for n in near]
+    named = [STREAM + address for address in peers if address != own][:PEERS]
+    return replace(publication, locations=(*publication.locations, *named))
 
 
 def commit(state: JobState, term: int, row: CheckpointRow, now: float) -> list[str]:

@@ -2,5 +2,5 @@
 
 A job has one key and one self-signed certificate; whoever connects trusts exactly the certificates in the
 job's bundle. Whoever calls shows a service-account token that the cluster signed for one audience: the job's
-workers for their job, the operator for all schedulers. Nothing here asks the API server anything.
+workers or the operator, each for this job alone. Nothing here asks the API server anything.
 """

@@ -57,7 +57,7 @@ def make(names: Sequence[str], now: float) -> KeyPair:
     )
     return KeyPair(
         _short(number),
-        certificate.public_bytes(serialization.Encoding.PEM),
+        _pem(certificate),
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -87,12 +87,16 @@ def rotates_at(bundle: bytes) -> float:
     return (began + (ends - began) * ROTATED_AFTER).timestamp()
 
 
+def own(bundle: bytes, names: Sequence[str]) -> bytes:
+    """Those of the bundle that `make` made for these names: the rest are authorities, who may have issued others."""
+    return b"".join(_pem(c) for c in _read(bundle) if _names(c) == [*names])
+
+
 def extended(bundle: bytes, certificate: bytes, now: float) -> bytes:
-    """The bundle with a new certificate in front, and without those that are no longer valid."""
+    """The bundle with new certificates in front, and without those that are no longer valid."""
     at = datetime.datetime.fromtimestamp(now, datetime.UTC)
     kept = [c for c in _read(bundle) if c.not_valid_after_utc > at]
-    pems = [certificate, *(c.public_bytes(serialization.Encoding.PEM) for c in kept)]
-    return b"".join(dict.fromkeys(pems))
+    return b"".join(dict.fromkeys(_pem(c) for c in (*_read(certificate), *kept)))
 
 
 def _newest(bundle: bytes) -> x509.Certificate | None:
@@ -101,6 +105,22 @@ def _newest(bundle: bytes) -> x509.Certificate | None:
 
 def _read(bundle: bytes) -> list[x509.Certificate]:
     return x509.load_pem_x509_certificates(bundle) if bundle.strip() else []
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    """Whom it is for; nobody in particular: an authority's."""
+    known = certificate.extensions
+    try:
+        if known.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return []
+        told = known.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return told.get_values_for_type(x509.DNSName)
 
 
 def _short(serial: int) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPERATOR_AUDIENCE = "roll.dev/operator"
-"""Of the operator's own token: every job's scheduler accepts it, no worker has one."""
+
+def operator_audience(job_uid: str) -> str:
+    """Of the operator's token for one job: no other job's scheduler accepts it, and no worker has one."""
+    return f"roll.dev/operator/{job_uid}"
 
 
 def audience(job_uid: str) -> str:

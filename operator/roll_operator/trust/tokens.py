@@ -1,7 +1,7 @@
 """Verifies service-account tokens offline: the cluster's public keys lie in a file that may change.
 
 Invariant: a token counts only if one of the keys that are in the file now signed it, it has not expired, and
-it was made for exactly one purpose: this job's pods, or the operator. Only asymmetric algorithms are known, so
+it was made for exactly one purpose: this job's pods, or the operator's calls about this job. Only asymmetric algorithms are known, so
 a public key is never taken for a shared secret.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import jwt
 
-from roll_operator.trust.identity import OPERATOR_AUDIENCE, BadToken, NoKeys, PodIdentity, audience
+from roll_operator.trust.identity import BadToken, NoKeys, PodIdentity, audience, operator_audience
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Verifier:
 
     def __init__(self, keys: Path, job_uid: str, operator: str) -> None:
         self._keys, self._operator = Keys(keys), operator
-        self._audience = audience(job_uid)
+        self._audience, self._operators = audience(job_uid), operator_audience(job_uid)
 
     def pod(self, token: str) -> PodIdentity:
         """The pod of this job whose token it is. BadToken, NoKeys."""
@@ -70,8 +70,8 @@ class Verifier:
         return PodIdentity(str(pod["uid"]), str(pod.get("name", "")))
 
     def operator(self, token: str) -> None:
-        """Returns if it is the operator's token. BadToken, NoKeys."""
-        claims = self._claims(token, OPERATOR_AUDIENCE)
+        """Returns if it is the operator's token for this job. BadToken, NoKeys."""
+        claims = self._claims(token, self._operators)
         if not self._operator or claims.get("sub") != self._operator:
             raise BadToken(f"the token is of {claims.get('sub')}, not of the operator")
 

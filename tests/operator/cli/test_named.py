@@ -12,6 +12,8 @@ from roll_operator.cli.rows import LINES
 from roll_operator.cli.validate import validate_files
 from roll_workers.builtin import data, models
 from roll_workers.environment.envs.dataset import Columns, facts_of
+from roll_workers.environment.envs.rows import read_rows
+from roll_workers.errors import UserError
 from roll_workers.reward.samples import scored_sample
 from roll_workers.reward.scorers import Reward
 from roll_workers.reward.scorers.python import Python
@@ -64,6 +66,34 @@ def errors(folder: Path, changes: dict[str, Any], remove: list[str] | None = Non
 
 def test_what_is_there_and_in_order_is_not_mentioned(folder: Path) -> None:
     assert checked(folder, {}) == Checked()
+
+
+@pytest.mark.parametrize(
+    ("key", "template", "said"),
+    [
+        (
+            "roles.trainer",
+            {"spec": {"containers": [{"name": "trainer"}, {"image": "log:1"}]}},
+            ".spec.containers[1].name: a text or a number is expected, not nothing",
+        ),
+        (
+            "roles.inference",
+            {"spec": {"volumes": {"name": "v"}}},
+            ".spec.volumes: a list is expected, not {'name': 'v'}",
+        ),
+        ("scheduler", {"sepc": {}}, ".sepc: a pod template has metadata and spec only"),
+    ],
+)
+def test_a_template_that_makes_no_pod(
+    folder: Path, key: str, template: dict[str, Any], said: str
+) -> None:
+    assert errors(folder, {f"spec.{key}.template": template}) == [f"spec.{key}.template{said}"]
+
+
+def test_a_template_is_told_with_its_line(folder: Path) -> None:
+    found = checked(folder, {"spec.roles.reward.template": {"spec": {"volumes": 3}}})
+    lines = (folder / "job.yaml").read_text().splitlines()
+    assert "volumes: 3" in lines[found.errors[0].line - 1]
 
 
 @pytest.mark.parametrize(
@@ -270,6 +300,9 @@ def test_of_a_large_file_the_beginning_is_looked_at_and_that_is_said(folder: Pat
         ("model.path", "./model", "there is no file or folder model"),
         ("data.train.path", "builtin:nothing/held-out", "there is no builtin:nothing; there are"),
         ("data.train.path", "other.jsonl", "there is no file or folder other.jsonl"),
+        ("data.train.path", "data/a.jsonl:main", "there is no file or folder data/a.jsonl:main"),
+        ("data.train.path", "openai/gsm8k:", "there is no file or folder openai/gsm8k:"),
+        ("model.path", "a/b:main", "there is no file or folder a/b:main"),
     ],
 )
 def test_what_is_not_there(folder: Path, key: str, value: Any, said: str) -> None:
@@ -279,8 +312,36 @@ def test_what_is_not_there(folder: Path, key: str, value: Any, said: str) -> Non
     assert said in found
 
 
+@pytest.mark.parametrize(
+    ("file", "train", "validation"),
+    [
+        ("part.jsonl", True, True),
+        ("train-0.jsonl", True, False),
+        ("test/part.parquet", False, True),
+        ("dataset_info.json", False, False),
+        ("notes.txt", False, False),
+    ],
+)
+def test_a_folder_without_files_of_the_split_is_told_as_its_worker_would(
+    folder: Path, file: str, train: bool, validation: bool
+) -> None:
+    place = folder / "set" / file
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(ROW) + "\n")
+    sources = {"train": {"path": "set"}, "validation": {"path": "set"}}
+    told = errors(folder, {"spec.data": sources})
+    assert [
+        f"spec.data.{split}.path: the folder set has no " in "\n".join(told) for split in sources
+    ] == [not train, not validation]
+    for split, there in (("train", train), ("validation", validation)):
+        if not there:
+            with pytest.raises(UserError, match=rf"data\.{split}\.path: the folder .*/set has no "):
+                read_rows("set", folder, split)
+
+
 def test_an_id_of_a_hub_is_for_workers_to_judge(folder: Path) -> None:
     assert errors(folder, {"spec.model.path": "a/b", "spec.data.train.path": "c/d"}) == []
+    assert errors(folder, {"spec.data.train.path": "c/d:main"}) == []
 
 
 def test_an_absolute_path_may_be_there_on_a_cluster(

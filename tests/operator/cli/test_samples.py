@@ -1,7 +1,10 @@
 """`roll samples` and the answers of a run, where somebody laid hands on the ledger: one sentence, no trace."""
 
 import json
+import resource
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +63,20 @@ def one(run: RunFolder, where: str) -> int:
     ).fetchone()
     db.close()
     return int(group)
+
+
+@pytest.mark.parametrize("command", [["samples"], ["samples", "--ended"], ["ledger", "verify"]])
+def test_commands_that_read_the_ledger_are_quick(run: RunFolder, command: list[str]) -> None:
+    """CPU time, as of the commands that do not: their own limit is in `benchmarks/startup.py`."""
+    known = {"job": "sums", "jobUid": "u", "pid": 1, "scheduler": "127.0.0.1:1"}
+    (run.path / "run.json").write_text(json.dumps(known))
+    words = [sys.executable, "-m", "roll_operator.cli", *command, str(run.path)]
+    subprocess.run(words, capture_output=True, timeout=60)  # compiled and in the cache
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
 
 
 IN_FLIGHT, TRAINED, EVALUATED = "state IN (1, 3)", "state = 4", "state = 10 AND position = 0"

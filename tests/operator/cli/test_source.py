@@ -111,7 +111,10 @@ def test_data_models_and_folders_go_along_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["builtin:largest-of-three", "openai/gsm8k", "gsm8k", "/data/train.jsonl", "~/train.jsonl"],
+    [
+        *("builtin:largest-of-three", "openai/gsm8k", "openai/gsm8k:main", "gsm8k"),
+        *("/data/train.jsonl", "~/train.jsonl"),
+    ],
 )
 def test_what_pods_find_themselves_stays(tmp_path: Path, path: str) -> None:
     write(tmp_path, {"rewards.py": SCORE})
@@ -136,7 +139,9 @@ def test_more_files_are_named_by_pattern(tmp_path: Path) -> None:
         ({}, "spec.rewards[0].scorer.python", "there is no file"),
         ({"data": {"train": {"path": "no.jsonl"}}}, "spec.data.train.path", "there is no file"),
         ({"data": {"train": {"path": "./none"}}}, "spec.data.train.path", "there is no file"),
+        ({"data": {"train": {"path": "d/a.jsonl:x"}}}, "spec.data.train.path", "there is no file"),
         ({"model": {"path": "a/b/c"}}, "spec.model.path", "there is no file or folder"),
+        ({"model": {"path": "a/b:main"}}, "spec.model.path", "there is no file or folder"),
         ({"data": {"train": {"path": "../x.jsonl"}}}, "spec.data.train.path", "leads out"),
         ({"data": {"train": {"path": "a/../../x.jsonl"}}}, "spec.data.train.path", "leads out"),
         (

@@ -32,6 +32,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture
+def certificates(world: World) -> Iterator[None]:
+    with world.certificates():
+        yield
+
+
+@pytest.fixture
 def proxy(world: World) -> Iterator[Proxy]:
     with Proxy(world.server.url, world.server.keys.ca) as proxy:
         yield proxy
@@ -52,11 +58,11 @@ def namespace(world: World) -> Iterator[str]:
 def operator(world: World, proxy: Proxy, tmp_path: Path) -> Iterator[Start]:
     """Starts an operator with a lease of this test's own, watching all namespaces."""
     lease = f"lease-{uuid4().hex[:8]}"
-    token = world.token()
     made: list[OperatorProcess] = []
 
     def start(**env: str) -> OperatorProcess:
         folder = tmp_path / f"operator-{len(made)}"
+        token = world.token(env.get("ROLL_OPERATOR_SERVICE_ACCOUNT", "roll-operator"))
         process = OperatorProcess(
             folder, f"{proxy.url}/{folder.name}", token, **{"ROLL_LEASE_NAME": lease, **env}
         ).start()

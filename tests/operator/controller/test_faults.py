@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 from support.api_proxy import Answer, Call, Proxy
 from support.operator_world import (
-    ACCOUNT,
+    AFTER,
+    FIRST,
     PLACES,
-    RBAC,
     Kubelet,
     OperatorProcess,
     Start,
     World,
+    attempts,
     eventually,
     names,
 )
@@ -34,18 +34,23 @@ COMPARED = (
     "podgroups",
 )
 
-
-def attempts(world: World, namespace: str) -> dict[str, str]:
-    """Name and attempt of every pod that runs."""
-    return {
-        pod["metadata"]["name"]: pod["metadata"]["labels"]["roll.dev/attempt"]
-        for pod in world.all("pods", namespace)
-        if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-    }
-
-
-FIRST = dict.fromkeys(PLACES, "0")
-AFTER = FIRST | {"sums-inference-0": "1"}
+EXPIRED = Answer(
+    200,
+    json.dumps(
+        {
+            "type": "ERROR",
+            "object": {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "status": "Failure",
+                "code": 410,
+                "reason": "Expired",
+                "message": "too old resource version",
+            },
+        }
+    ),
+)
+"""What a watch is told that has fallen too far behind."""
 
 
 def objects(world: World, namespace: str) -> dict[str, list[str]]:
@@ -245,8 +250,6 @@ def test_what_vanished_while_a_watch_was_expired_is_noticed(
         world.create("rljobs", namespace, job)
         eventually("all run", lambda: attempts(world, namespace) == FIRST)
         expired = threading.Event()
-        gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410}
-        gone |= {"reason": "Expired", "message": "too old resource version"}
 
         def expire(call: Call) -> Answer | None:
             if not call.is_watch or not call.path.endswith("/pods") or expired.is_set():
@@ -254,7 +257,7 @@ def test_what_vanished_while_a_watch_was_expired_is_noticed(
             if "sums-reward-0" in names(world.all("pods", namespace)):
                 return Answer(500, '{"message": "not yet"}')
             expired.set()
-            return Answer(200, json.dumps({"type": "ERROR", "object": gone}))
+            return EXPIRED
 
         proxy.before = expire
         proxy.cut_watches()
@@ -265,6 +268,93 @@ def test_what_vanished_while_a_watch_was_expired_is_noticed(
         )
     assert world.job(namespace, "sums")["status"]["restarts"] == 0, "nobody's failure"
     assert running.alive()
+
+
+def test_an_object_that_somebody_changed_meanwhile_is_looked_at_again_before_it_is_mended(
+    world: World, proxy: Proxy, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    """As a late write of an operator that no longer leads."""
+    operator()
+    world.create("rljobs", namespace, job)
+    budget = world.path("poddisruptionbudgets", namespace, "sums-inference")
+    eventually("its budget", lambda: world.call("GET", budget))
+    go, waits = threading.Event(), threading.Event()
+
+    def hold(call: Call) -> threading.Event | None:
+        if call.method != "PATCH" or call.path != budget:
+            return None
+        waits.set()
+        return go
+
+    proxy.hold = hold
+    world.merge("rljobs", namespace, "sums", {"spec": {"roles": {"inference": {"replicas": 3}}}})
+    assert waits.wait(60)
+    world.call("PATCH", budget, {"metadata": {"annotations": {"by": "another"}}}, "merge")
+    go.set()
+    eventually("mended", lambda: world.call("GET", budget)["spec"]["minAvailable"] == 2)
+    answers = [c.status for c in proxy.calls if c.method == "PATCH" and c.path == budget]
+    assert answers == [409, 200]
+
+
+def test_an_operator_goes_on_when_gangs_are_served_again_in_a_moment(
+    world: World, proxy: Proxy, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    """As after the start of an API server."""
+    running = operator()
+    world.create("rljobs", namespace, job)
+    eventually("its gang", lambda: world.all("podgroups", namespace))
+    asked: list[Call] = []
+
+    def hide(call: Call) -> Answer | None:
+        if call.is_watch and call.path.endswith("/rljobs") and not asked:
+            return EXPIRED
+        if "/apis/scheduling.k8s.io/" in call.path and "podgroups" not in call.path:
+            asked.append(call)
+            if len({call.path for call in asked}) == len(asked):  # of each version the first time
+                return Answer(404, json.dumps({"kind": "Status", "code": 404}))
+        return None
+
+    proxy.before = hide
+    proxy.cut_watches()
+    eventually("asked again", lambda: len({c.path for c in asked}) < len(asked))
+    job["metadata"]["name"] = "later"
+    world.create("rljobs", namespace, job)
+    eventually(
+        "its gang",
+        lambda: [n for n in names(world.all("podgroups", namespace)) if n.startswith("later")],
+    )
+    assert running.alive()
+
+
+def test_an_operator_begins_anew_when_the_cluster_serves_gangs_no_more(
+    world: World, proxy: Proxy, namespace: str, operator: Start, job: dict[str, Any]
+) -> None:
+    """It would list them again and again, and make them for every new job."""
+    running = operator()
+    eventually("it works", lambda: running.http("/readyz")[0] == 200)
+    expired = threading.Event()
+
+    def uninstall(call: Call) -> Answer | None:
+        if "/apis/scheduling.k8s.io/" in call.path:
+            return Answer(404, json.dumps({"kind": "Status", "code": 404}))
+        if call.is_watch and call.path.endswith("/rljobs") and not expired.is_set():
+            expired.set()  # what the refresh is otherwise five minutes for
+            return EXPIRED
+        return None
+
+    world.create("rljobs", namespace, job)
+    eventually("its gang", lambda: world.all("podgroups", namespace))
+    proxy.before = uninstall
+    proxy.cut_watches()
+    assert running.process is not None
+    assert running.process.wait(60) == 0
+    assert expired.is_set()
+    world.delete("rljobs", namespace, "sums")
+    job["metadata"]["name"] = "later"
+    world.create("rljobs", namespace, job)
+    operator()
+    eventually("its pods", lambda: "later-trainer-0" in names(world.all("pods", namespace)))
+    assert not [n for n in names(world.all("podgroups", namespace)) if n.startswith("later")]
 
 
 @pytest.mark.parametrize(
@@ -302,10 +392,19 @@ def test_every_write_may_be_refused_once(
     running = operator()
     world.create("rljobs", namespace, job)
     with Kubelet(world, namespace):
+        eventually("all run", lambda: attempts(world, namespace) == FIRST, 120)
+        assert len(refused) > 5, "the refusals did not happen"
+        refused.clear()  # what writes the restart down is refused as well
         one_failure(world, namespace)
         eventually("settled", lambda: settled(world, namespace))
-    assert len(refused) > 5, "the refusals did not happen"
+    assert {("PATCH", "status"), ("DELETE", "sums-inference-0")} <= {
+        (method, path.rpartition("/")[2]) for method, path in refused
+    }
     assert world.job(namespace, "sums")["status"]["restarts"] == 1
+    told = eventually("an Event", lambda: world.events(namespace))
+    assert [(e["reason"], e["count"]) for e in told] == [("PodRestart", 1)]
+    figures = running.http("/metrics")[1]
+    assert 'roll_operator_restarts_total{counted="true",role="inference"} 1.0' in figures
     assert running.alive()
 
 
@@ -337,70 +436,3 @@ def test_a_job_deleted_while_the_operator_is_down_leaves_only_what_it_owned(
         "the reason",
         lambda: "does not belong" in world.job(namespace, "sums")["status"]["pendingReason"],
     )
-
-
-def test_it_used_what_it_was_granted_and_nothing_else(
-    world: World, namespace: str, operator: Start, job: dict[str, Any]
-) -> None:
-    """The audit log against rbac.yaml, in both directions, after most of what can happen to a job."""
-    operator()
-    with Kubelet(world, namespace):
-        world.create("rljobs", namespace, job)
-        eventually("all run", lambda: attempts(world, namespace) == FIRST)
-        world.end_pod(namespace, "sums-inference-0", "inference", 1)
-        eventually("replaced", lambda: attempts(world, namespace) == AFTER)
-        for replicas in (3, 1):
-            inference = {"roles": {"inference": {"replicas": replicas}}}
-            world.merge("rljobs", namespace, "sums", {"spec": inference})
-            eventually(
-                "scaled",
-                lambda n=replicas: (
-                    len(world.all("poddisruptionbudgets", namespace)) == (n > 1)
-                    and f"sums-inference-{n}" not in attempts(world, namespace)
-                    and f"sums-inference-{n - 1}" in attempts(world, namespace)
-                ),
-            )
-    rules = YAML(typ="safe").load(RBAC.read_text())
-    granted = {
-        (group, resource, verb)
-        for part in ("jobs", "certManager", "cluster", "own")
-        for rule in rules[part]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    used = set()
-    for line in world.server.audit_log.read_text().splitlines():
-        entry = json.loads(line)
-        if entry["user"]["username"] != ACCOUNT or "objectRef" not in entry:
-            continue
-        about = entry["objectRef"]
-        resource = about["resource"]
-        if "subresource" in about:
-            resource += f"/{about['subresource']}"
-        used.add((about.get("apiGroup", ""), resource, entry["verb"]))
-    assert used <= granted, "asked for without being granted"
-    elsewhere = {
-        ("scheduling.x-k8s.io", "podgroups"),
-        ("scheduling.volcano.sh", "podgroups"),
-        ("cert-manager.io", "certificates"),
-    }
-    unused = {g for g in granted - used if g[:2] not in elsewhere}
-    # What an operator needs when a name is taken, a list was read late, or a cluster changes its keys.
-    rare = {
-        ("roll.dev", "rljobs", "delete"),
-        ("roll.dev", "rljobs", "get"),
-        ("", "pods", "get"),
-        ("", "services", "get"),
-        ("", "services", "patch"),
-        ("", "configmaps", "patch"),
-        ("", "serviceaccounts", "get"),
-        ("", "persistentvolumeclaims", "get"),
-        ("policy", "poddisruptionbudgets", "get"),
-        ("networking.k8s.io", "networkpolicies", "get"),
-        ("networking.k8s.io", "networkpolicies", "patch"),
-        ("scheduling.k8s.io", "podgroups", "get"),
-        ("scheduling.k8s.io", "podgroups", "patch"),
-        ("scheduling.k8s.io", "podgroups", "delete"),
-    }
-    assert unused <= rare, "granted and never used"

@@ -167,6 +167,8 @@ def test_nothing_is_kept_of_where_pods_once_were() -> None:
 
 
 WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+CREATING = {"name": "reward", "state": {"waiting": {"reason": "ContainerCreating"}}}
+INITIALIZING = {"name": "reward", "state": {"waiting": {"reason": "PodInitializing"}}}
 UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
@@ -176,10 +178,41 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
     [
         ({}, {"phase": PodPhase.PENDING, "attempt": 2, "spec_hash": "abc", "scheduled": False}),
         ({"status": {"phase": "Running"}}, {"phase": PodPhase.RUNNING}),
+        (
+            {
+                "spec": {
+                    "containers": [
+                        {"name": "log", "image": "l:1"},
+                        {"name": "reward", "image": "w:1"},
+                    ]
+                }
+            },
+            {"image": "w:1"},
+        ),
         ({"status": ended(1)}, {"phase": PodPhase.EXITED, "exit_code": 1, "reasons": ("Error",)}),
         (
             {"status": ended(137, reason="OOMKilled")},
             {"exit_code": 137, "reasons": ("OOMKilled",), "ended_at": 1767225609.0},
+        ),
+        (
+            {"status": ended(1) | {"phase": "Running"}, "spec": {"restartPolicy": "Never"}},
+            {"phase": PodPhase.EXITED, "exit_code": 1, "lingers": True},
+        ),
+        (
+            {"status": ended(1) | {"phase": "Pending"}, "spec": {"restartPolicy": "Never"}},
+            {"phase": PodPhase.EXITED, "lingers": True},
+        ),
+        (
+            {"status": ended(1) | {"phase": "Running"}, "spec": {"restartPolicy": "Always"}},
+            {"phase": PodPhase.RUNNING, "lingers": False},
+        ),
+        (
+            {
+                "metadata": {"deletionTimestamp": "2026-01-01T00:00:09Z"},
+                "status": ended(1) | {"phase": "Running"},
+                "spec": {"restartPolicy": "Never"},
+            },
+            {"phase": PodPhase.STOPPING, "lingers": False},
         ),
         (
             {"metadata": {"deletionTimestamp": "2026-01-01T00:00:09Z"}},
@@ -187,7 +220,12 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
         ),
         (
             {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk is full"}},
-            {"phase": PodPhase.EXITED, "disrupted": True, "message": "disk is full"},
+            {"phase": PodPhase.EXITED, "disrupted": True, "message": "disk is full", "ran": False},
+        ),
+        ({"status": ended(1, startedAt="2026-01-01T00:00:01Z")}, {"ran": True}),
+        (
+            {"status": ended(128, reason="StartError", startedAt="1970-01-01T00:00:00Z")},
+            {"ran": False, "reasons": ("StartError",)},
         ),
         (
             {
@@ -200,6 +238,32 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
             {"status": {"containerStatuses": [{"name": "reward", **WAITING}]}},
             {"pending": ("ImagePullBackOff", "no such image")},
         ),
+        (
+            {"status": {"containerStatuses": [{"name": "log", **WAITING}, CREATING]}},
+            {"pending": ("ImagePullBackOff", "no such image")},
+        ),
+        (
+            {
+                "status": {
+                    "initContainerStatuses": [{"name": "first", **WAITING}],
+                    "containerStatuses": [INITIALIZING, INITIALIZING | {"name": "log"}],
+                }
+            },
+            {"pending": ("ImagePullBackOff", "no such image")},
+        ),
+        (
+            {
+                "status": {
+                    "initContainerStatuses": [{"name": "first", **WAITING}],
+                    "containerStatuses": [
+                        {"name": "log", **WAITING},
+                        {"name": "reward", "state": {"waiting": {"reason": "InvalidImageName"}}},
+                    ],
+                }
+            },
+            {"pending": ("InvalidImageName", "")},
+        ),
+        ({"status": {"containerStatuses": [CREATING]}}, {"pending": None}),
         (
             {"status": {"conditions": [UNSCHEDULABLE | {"message": "0/3 nodes"}]}},
             {"pending": ("Unschedulable", "0/3 nodes"), "scheduled": False},
@@ -272,16 +336,29 @@ def test_an_unchanged_spec_is_not_read_again() -> None:
 
 def test_each_transition_between_two_writes_is_an_event_of_its_own() -> None:
     running = Announce("Normal", "Running", "all pods are ready")
-    status = {"phase": "Recovering"}
-    entry = read_job(stored(status=status))
-    first = name_of(entry, running)
-    assert name_of(entry, running) == first, "told again, since an act failed after it"
-    for phase in ("Running", "Recovering"):  # planned, and not written yet
-        entry.ahead = JobStatus(phase=phase), Record()
-    second = name_of(entry, running)
+    entry = read_job(stored())
+    first, second = name_of(entry, running), name_of(entry, running)
     assert second != first
-    assert name_of(read_job(stored(status=status)), running) == first, "the next operator's"
-    assert name_of(read_job(stored(2, status=status)), running) not in (first, second)
+    assert name_of(read_job(stored()), running) == first, "the next operator's"
+    assert name_of(read_job(stored(2)), running) not in (first, second)
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [({}, True), ({"restarts": {"reward": 1}}, True), ({"restarts": {"reward": 2}}, False)],
+    ids=["of another part", "the own write", "of another record"],
+)
+def test_what_is_to_be_told_outlives_news_of_the_job(written: dict[str, Any], kept: bool) -> None:
+    store = Store(lambda key: None)
+    before = read_job(stored())
+    store.put_job(before)
+    before.ahead = JobStatus(), Record(restarts={"reward": 1})
+    before.untold.append(Announce("Warning", "PodRestart", "sums-reward-0: Crashed"))
+    after = read_job(stored(2, status={"record": written}))
+    store.put_job(after)
+    assert bool(after.untold) == kept, "a plan from another record says it again"
+    before.untold.clear()
+    assert not after.untold, "told when the answer to the write came, and not again"
 
 
 @pytest.mark.parametrize(
@@ -310,6 +387,17 @@ def test_a_job_that_cannot_be_run_is_kept_with_the_reason(
     assert entry.job is None and said in entry.problem
     assert entry.reason == reason
     assert read_job(stored(2), entry).job is not None, "mended"
+
+
+@pytest.mark.parametrize("spec", [{"steps": "many"}, {**JOB["spec"], "pipeline": "SFT"}])
+def test_what_is_wrong_with_a_job_of_another_controller_is_not_said_here(
+    spec: dict[str, Any],
+) -> None:
+    theirs = {**spec, "managedBy": "kueue.x-k8s.io/multikueue"}
+    entry = read_job(stored(spec=theirs))
+    assert not entry.managed
+    assert entry.problem == ""
+    assert read_job(stored(spec=spec | {"managedBy": "roll.dev/operator"})).problem != ""
 
 
 def test_a_run_under_way_goes_on_although_its_job_now_asks_for_what_is_not_there_yet() -> None:

@@ -5,11 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from roll_operator.backends.kubernetes import read_pod
 from roll_operator.controller.cluster.errors import NotFound, Unavailable
 from roll_operator.controller.cluster.reading import read_job
 from roll_operator.controller.cluster.settings import BadSettings, Settings
-from roll_operator.controller.cluster.trust import SPREAD_SECONDS, TrustKeeper, config_map
+from roll_operator.controller.cluster.trust import (
+    KEYS_SECONDS,
+    SPREAD_SECONDS,
+    Trust,
+    TrustKeeper,
+    config_map,
+)
+from roll_operator.controller.cluster.workers import RESYNC_SECONDS
 from roll_operator.trust import certificates
+from roll_workers.runtime.stream import DENIED_SECONDS
+from support.minted import Pair
 from support.operator_world import JOB
 
 DAY = 86400.0
@@ -29,6 +39,7 @@ class Server:
     async def get(self, path: str, accept: str = "") -> Any:
         name = path.rsplit("/", 1)[1]
         self.asked.append(name)
+        await asyncio.sleep(0)  # others go on while it answers
         if path == "/openid/v1/jwks":
             return self.keys
         if path == f"/apis/cert-manager.io/v1/namespaces/ns/certificates/{name}":
@@ -130,17 +141,87 @@ def test_what_cert_manager_makes_is_known_by_the_authority_that_the_operator_was
     job: Any, tmp_path: Path
 ) -> None:
     server, authority = Server(), tmp_path / "ca.crt"
-    authority.write_bytes(b"the first")
+    first, following = (Pair.of_an_authority(name).certificate for name in ("first", "next"))
+    authority.write_bytes(first)
     keeper = TrustKeeper(server, authority)  # type: ignore[arg-type]
 
     async def scenario() -> None:
         trusted = await keeper.of(job)
-        assert (trusted.bundle, trusted.serial, server.secrets) == (b"the first", None, [])
-        assert config_map(job, trusted)["data"]["ca.crt"] == "the first"
-        authority.write_bytes(b"the next")
-        assert (await keeper.of(job)).bundle == await keeper.bundle(job) == b"the next"
+        assert (trusted.bundle, trusted.serial, server.secrets) == (first, None, [])
+        server.config_maps["sums-trust"] = config_map(job, trusted)
+        assert server.config_maps["sums-trust"]["data"]["ca.crt"] == first.decode()
+        assert await keeper.of(job) is trusted
+        authority.write_bytes(following)
+        assert (await keeper.of(job)).bundle == await keeper.bundle(job) == following + first
+        assert (await keeper.of(job, empty=True)).bundle == following, "nobody serves with it"
 
     asyncio.run(scenario())
+
+
+def test_pods_are_trusted_whoever_made_their_certificates_until_none_is_left(
+    job: Any, tmp_path: Path
+) -> None:
+    """From the operator's own to one issuer, to another, and back: its pods keep what they were started with."""
+    server, now = Server(), [1_000_000_000.0]
+    issuers = {name: Pair.of_an_authority(name, now[0]).certificate for name in ("one", "two")}
+
+    async def told(name: str = "", empty: bool = False) -> tuple[TrustKeeper, Trust]:
+        """By an operator that starts with this issuer."""
+        authority = None
+        if name:
+            authority = tmp_path / f"{name}.crt"
+            authority.write_bytes(issuers[name])
+        keeper = TrustKeeper(server, authority, lambda: now[0])  # type: ignore[arg-type]
+        trust = await keeper.of(job, empty=empty)
+        server.config_maps["sums-trust"] = config_map(job, trust)
+        now[0] += DAY
+        return keeper, trust
+
+    async def scenario() -> None:
+        _, own = await told()
+        first = str(own.serial)
+        keeper, issued = await told("one")
+        assert (issued.serial, issued.bundle) == (None, issuers["one"] + own.bundle)
+        assert not keeper.replaces("u1", first), "it is valid, and trusted"
+        _, other = await told("two")
+        assert other.bundle == issuers["two"] + issued.bundle
+        keeper, back = await told()
+        assert (back.serial, back.bundle) == (first, other.bundle), "its own is still there"
+        assert not keeper.replaces("u1", ""), "cert-manager renews what its pods serve with"
+
+        keeper, _ = await told("one")
+        now[0] += 250 * DAY
+        assert keeper.replaces("u1", first), "cert-manager's takes its place before it expires"
+        assert not keeper.replaces("u1", "")
+
+        _, fresh = await told("one", empty=True)
+        assert fresh.bundle == issuers["one"]
+        _, again = await told()
+        assert again.serial != first and server.secrets[1:] == [f"sums-tls-{again.serial}"]
+        assert again.bundle.endswith(issuers["one"]), "an authority is nobody's own certificate"
+        _, alone = await told(empty=True)
+        assert alone.serial == again.serial and again.bundle == alone.bundle + issuers["one"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("secret", "serial"),
+    [
+        ("sums-tls-0123456789abcdef", "0123456789abcdef"),
+        ("sums-tls", ""),
+        ("sums-tls-2-tls-0123456789abcdef", "0123456789abcdef"),
+        ("sums-tls-2-tls", ""),
+    ],
+)
+def test_only_a_secret_of_the_operators_own_is_named_by_a_serial(secret: str, serial: str) -> None:
+    owner = {"kind": "RLJob", "controller": True, "uid": "u1"}
+    labels = {"roll.dev/job": "sums", "roll.dev/role": "scheduler"}
+    metadata = {"name": "sums-scheduler-0", "namespace": "ns", "uid": "p1", "resourceVersion": "1"}
+    metadata |= {"labels": labels, "ownerReferences": [owner]}
+    volumes = [{"name": "roll-tls", "secret": {"secretName": secret}}]
+    found = read_pod({"metadata": metadata, "spec": {"volumes": volumes}})
+    assert found is not None and found.serial == serial
 
 
 def test_a_certificate_that_is_not_issued_is_told_with_its_issuer(job: Any, tmp_path: Path) -> None:
@@ -186,9 +267,27 @@ def test_new_keys_of_the_cluster_reach_the_bundle(job: Any) -> None:
         before = await keeper.of(job)
         server.config_maps["sums-trust"] = config_map(job, before)
         server.keys = {"keys": [{"kid": "one"}, {"kid": "two"}]}
-        now[0] += 601
+        now[0] += KEYS_SECONDS
         after = await keeper.of(job)
         assert "two" in after.keys and after.serial == before.serial
         assert certificates.newest_serial(after.bundle) == after.serial
 
     asyncio.run(scenario())
+
+
+def test_the_clusters_keys_are_asked_for_once_however_many_jobs_are_looked_at(job: Any) -> None:
+    server, now = Server(), [1_000_000_000.0]
+    keeper = TrustKeeper(server, wall=lambda: now[0])  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await asyncio.gather(*(keeper.of(job, new=True) for _ in range(8)))
+            now[0] += KEYS_SECONDS
+        assert server.asked.count("jwks") == 3
+
+    asyncio.run(scenario())
+
+
+def test_workers_wait_longer_for_new_keys_than_these_take() -> None:
+    kubelet = 60.0 * 1.5  # its sync period, with its jitter
+    assert KEYS_SECONDS + RESYNC_SECONDS * 1.1 + kubelet < DENIED_SECONDS

@@ -10,8 +10,8 @@ from roll_operator.controller.cluster.bucket import TokenBucket
 from roll_operator.controller.cluster.errors import Unavailable
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.queue import WorkQueue
-from roll_operator.controller.cluster.reading import read_job
-from roll_operator.controller.cluster.status import StatusWriter, binding
+from roll_operator.controller.cluster.reading import INVALID, read_job
+from roll_operator.controller.cluster.status import StatusWriter, binding, due
 from roll_operator.controller.cluster.store import JobEntry, Store
 from roll_operator.controller.cluster.turns import (
     ARRIVED,
@@ -26,6 +26,8 @@ from roll_operator.controller.cluster.turns import (
 from roll_operator.plan import Failure, Observed, Plan, Record, plan
 from roll_operator.plan.model import Scope
 from roll_operator.plan.objects.cluster import site
+from roll_operator.plan.record import write_record
+from support.job_objects import CLUSTER
 from support.operator_world import JOB
 
 RATE = 20.0
@@ -175,6 +177,7 @@ def test_acts_wait_for_what_is_counted_and_for_nothing_that_can_be_seen_again() 
         scopes={"trainer": Scope(0, {"t-0": "u"})}, spec_hash="h", restart_id="", started_at=9.0
     )
     assert not binding(Record(), seen)
+    assert not binding(seen, replace(seen, scheduler_image="s:1", worker_image="w:1"))
     assert not binding(seen, replace(seen, was_running=True, ready_since=7.0))
     assert not binding(seen, replace(seen, scopes={"trainer": Scope(0, {"t-0": "u", "t-1": "v"})}))
     assert binding(seen, replace(seen, scopes={"trainer": Scope(1)}))
@@ -205,7 +208,7 @@ def entry() -> JobEntry:
 
 def planned(job: JobEntry) -> Plan:
     assert job.job is not None
-    return plan(job.job, Observed(), time.time(), site(job.job))
+    return plan(job.job, Observed(), time.time(), site(job.job, CLUSTER))
 
 
 def test_a_status_that_waits_for_its_turn_is_planned_from_and_outlives_news_of_the_job() -> None:
@@ -261,6 +264,35 @@ def test_what_a_failed_write_was_to_say_is_where_the_next_plan_begins() -> None:
     with pytest.raises(Unavailable):
         asyncio.run(writer.before_acts(job, counted))
     assert job.ahead == (counted.status, counted.record)
+
+
+def test_a_status_that_differs_by_the_condition_of_a_job_once_invalid_is_not_written_again() -> (
+    None
+):
+    job = entry()
+    result = planned(job)
+    status = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    status["record"] = write_record(result.record)
+    status["conditions"].append(
+        {"type": INVALID, "status": "False", "reason": "Read", "message": ""}
+        | {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+    )
+    more = {"namespace": "ns", "uid": "u", "resourceVersion": "9", "generation": 1}
+    mended = read_job({**JOB, "metadata": {**JOB["metadata"], **more}, "status": status})
+    assert due(mended, result) is None
+
+
+def test_a_write_that_changed_nothing_is_not_expected_to_come_back() -> None:
+    class Unchanged(Written):
+        async def apply(self, *_: object) -> dict[str, object]:
+            return {"metadata": {"resourceVersion": "1"}}
+
+    now = [0.0]
+    job, proof = entry(), WatchProof(lambda: now[0])
+    writer = StatusWriter(Unchanged(), stopped(1), proof, lambda key: None)  # type: ignore[arg-type]
+    asyncio.run(writer.before_acts(job, planned(job), at_once=True))
+    now[0] = 1000.0
+    assert proof.overdue() == 0.0
 
 
 def test_every_line_has_its_turn_however_few_writes_are_allowed() -> None:

@@ -31,7 +31,8 @@ def rendered() -> str:
         operator_identity="system:serviceaccount:roll-system:roll-operator",
         pod_group_api="scheduling.k8s.io/v1alpha2",
     )
-    starts = [a for a in plan(job, Observed(), 1.0, site(job)).actions if isinstance(a, StartPod)]
+    actions = plan(job, Observed(), 1.0, site(job, cluster)).actions
+    starts = [action for action in actions if isinstance(action, StartPod)]
     objects = [*support(job, cluster), *(pod(job, start, cluster, 1) for start in starts)]
     text = io.StringIO()
     yaml = YAML()

@@ -67,6 +67,16 @@ def test_what_differs_between_the_scheduler_and_workers(role: str) -> None:
     assert spec["terminationGracePeriodSeconds"] == grace_of(role)
 
 
+def test_an_inference_pod_is_ready_for_the_cluster_when_its_process_says_so() -> None:
+    """Or a drain could take the last one that serves, while another is there and loads its weights."""
+    manifest = pod_of(JOB, "inference")
+    (container,) = manifest["spec"]["containers"]
+    told = env_of(manifest)["ROLL_READY"]
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-f", told]
+    writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
+    assert any(told.startswith(f"{folder}/") for folder in writable)
+
+
 def test_the_jobs_image_is_the_workers_image() -> None:
     job = make_job({"spec.image": "mine:3"})
     assert pod_of(job, "reward")["spec"]["containers"][0]["image"] == "mine:3"
@@ -81,7 +91,7 @@ def test_the_jobs_image_is_the_workers_image() -> None:
         ("scheduler", "ROLL_OPERATOR", CLUSTER.operator_identity),
         ("scheduler", "ROLL_TLS", "/etc/roll/tls"),
         ("trainer", "ROLL_TLS", "/etc/roll/tls"),
-        ("inference", "ROLL_TLS", None),
+        ("reward", "ROLL_TLS", None),
         ("inference", "ROLL_OPERATOR", None),
         ("inference", "ROLL_SCHEDULER", "sums-scheduler-0.sums.team.svc:7070"),
         ("inference", "ROLL_PORT", "7071"),
@@ -95,6 +105,7 @@ def test_the_jobs_image_is_the_workers_image() -> None:
         ("inference", "ROLL_JOB_UID", "4f6e"),
         ("inference", "ROLL_ATTEMPT", "0"),
         ("inference", "HOME", "/tmp"),
+        ("reward", "ROLL_READY", None),
         ("inference", "MASTER_ADDR", None),
     ],
 )
@@ -202,7 +213,7 @@ def volume(manifest: Manifest, name: str) -> Manifest | None:
 @pytest.mark.parametrize("role", ROLES)
 def test_keys_lie_only_where_something_is_served(role: str) -> None:
     tls = volume(pod_of(JOB, role), "roll-tls")
-    assert (tls is not None) == (role in ("scheduler", "trainer"))
+    assert (tls is not None) == (role in ("scheduler", "trainer", "inference"))
     if tls is not None:
         assert tls["secret"]["secretName"] == "sums-tls-7"
 
@@ -243,22 +254,17 @@ def test_another_spec_is_another_config_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "settings", "wanted"),
+    ("given", "wanted"),
     [
-        ({}, {}, {"requests": {"cpu": "100m", "memory": "256Mi"}}),
-        ({}, {"reward": {"limits": {"memory": "1Gi"}}}, {"limits": {"memory": "1Gi"}}),
-        (
-            {"requests": {"cpu": "2"}},
-            {"reward": {"limits": {"memory": "1Gi"}}},
-            {"requests": {"cpu": "2"}},
-        ),
+        ({}, {"requests": {"cpu": "100m", "memory": "256Mi"}}),
+        ({"requests": {"cpu": "2"}}, {"requests": {"cpu": "2"}}),
+        ({"limits": {"memory": "1Gi"}}, {"limits": {"memory": "1Gi"}}),
     ],
 )
-def test_the_jobs_resources_go_before_the_operators(
-    given: dict[str, Any], settings: dict[str, Any], wanted: dict[str, Any]
+def test_a_pod_asks_for_what_its_job_says_and_for_little_otherwise(
+    given: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    job = make_job({"spec.roles.reward.resources": given})
-    manifest = pod_of(job, "reward", replace(CLUSTER, resources=settings))
+    manifest = pod_of(make_job({"spec.roles.reward.resources": given}), "reward")
     assert manifest["spec"]["containers"][0]["resources"] == wanted
 
 
@@ -284,6 +290,6 @@ def test_the_same_start_gives_the_same_pod() -> None:
         assert json.dumps(first) == json.dumps(second)
 
 
-def test_the_plan_of_a_cluster_needs_only_the_job() -> None:
-    actions = plan(JOB, Observed(), 1.0, site(JOB)).actions
+def test_the_plan_of_a_cluster_needs_only_the_job_and_the_operators_settings() -> None:
+    actions = plan(JOB, Observed(), 1.0, site(JOB, CLUSTER)).actions
     assert sum(isinstance(action, StartPod) for action in actions) == len(PODS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from roll_operator.scheduler import flow, leases, presence
+from roll_operator.scheduler import failures, flow, leases, presence
 from roll_operator.scheduler.lifecycle import SampleState, Stage
 from roll_operator.scheduler.stages import StageGraph
 from support.scheduler_world import MakeWorld, engines, kill, start
@@ -85,7 +85,7 @@ def test_a_validation_goes_only_to_engines_at_exactly_its_version(world: MakeWor
     job = start(world(workers=False, validation_every=2, max_staleness=2, run_ahead=1.0),
                 inference=[64, 64])  # fmt: skip
     slow, fast = engines(job)
-    presence.holding(job.state, job.state.workers[fast.id], 1, 1)
+    job.take_version(fast, 1)
     job.finish_all(Stage.RESET)
     assert [t.validation for t in slow.held.values()].count(True) == 3
     assert [t.validation for t in fast.held.values()].count(True) == 0
@@ -182,3 +182,41 @@ def test_tokens_that_are_told_again_are_no_progress(world: MakeWorld) -> None:
         job.flush()
     assert lease not in job.state.leases
     assert job.state.counters["failures.timeout"] == 1
+
+
+def test_the_episodes_of_suspects_stay_where_they_live(world: MakeWorld) -> None:
+    """An engine died with them; the environment that keeps them has nothing to do with it, and comes back."""
+    job = start(world(workers=False, graph=EPISODES, groups_per_step=2, group_size=2))
+    job.finish_all(Stage.RESET)
+    (engine,) = engines(job)
+    assert len(engine.held) > 1
+    kill(job, engine)
+    keeper = next(w for w in job.workers.values() if w.residents)
+    before = dict(keeper.residents)
+    job.disconnect(keeper)
+    job.connect(keeper)
+    job.flush()
+    known = job.state.workers[keeper.id]
+    assert keeper.residents == before and known.residents == set(before)
+
+
+def test_a_suspect_that_begins_again_waits_in_one_line_only(world: MakeWorld) -> None:
+    """Suspected by a reward worker's death, it is sent back to generation before another one comes."""
+    job = world(group_size=2)
+    job.finish_all(Stage.RESET)
+    job.finish_all(Stage.GENERATE)
+    judge = next(w for w in job.workers.values() if w.role == "reward")
+    assert len(judge.held) > 1
+    job.kill_worker(judge)
+    job.flush()
+    rewards, policy = job.state.pool("reward"), job.state.pool("policy")
+    _, unit = rewards.suspects[0]
+    waiting = rewards.queued, policy.queued
+    failures.start_over(job.state, unit, job.now)
+    assert (rewards.queued, policy.queued) == (waiting[0] - 1, waiting[1] + 1)
+    job.add_worker("reward", credits=64)
+    job.flush()
+    assert rewards.queued >= 0 and policy.queued >= 0
+    assert unit.lease is None or unit.lease.stage == Stage.GENERATE
+    job.run_to_the_end()
+    assert job.audit().problems == []

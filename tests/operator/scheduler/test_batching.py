@@ -92,7 +92,7 @@ def test_a_filtered_group_frees_its_slot_and_another_takes_it(world: MakeWorld) 
     first = min(job.state.groups.values(), key=lambda g: g.id)
     job.complete(first.id, rewards=[1.0])
     assert first.state is GroupState.FILTERED
-    assert job.state.counters["filtered"] == 2 and job.state.filtered_in_step == 1
+    assert job.state.counters["filtered"] == 2 and job.state.filtered == {1: 1}
     refill = job.state.slots.of(1)[first.slot]
     assert refill.id > first.id and refill.state is GroupState.OPEN
     assert job.audit().problems == []
@@ -122,8 +122,48 @@ def test_an_exhausted_budget_with_keep_lets_groups_through(world: MakeWorld) -> 
 def test_the_budget_is_fresh_for_every_step(world: MakeWorld) -> None:
     job = exhausted(world, "Keep")
     job.train(1)
-    assert job.state.filtered_in_step == 0
+    assert job.state.filtered == {}
     assert job.state.counters["filtered"] == 2
+
+
+def test_the_budget_of_a_step_is_its_own_however_early_its_groups_are_complete(
+    world: MakeWorld,
+) -> None:
+    job = world(filter_by="mean", filter_above=0.0, filter_below=1.0, filter_budget=0.5,
+                max_staleness=2, run_ahead=2.0)  # fmt: skip
+    first, second = ([g.id for g in job.state.groups.values() if g.step == n] for n in (1, 2))
+    job.complete(second[0], rewards=[1.0])
+    assert job.state.filtered == {2: 1}, "step 2 has spent what it may"
+    job.complete(first[0], rewards=[1.0])
+    assert job.state.filtered == {1: 1, 2: 1}, "and step 1 has not"
+    job.complete(second[1], rewards=[1.0])
+    assert job.state.groups[second[1]].state is GroupState.READY
+    job.crash_scheduler()
+    assert job.state.filtered == {1: 1, 2: 1}
+    job.train(1)
+    assert job.state.filtered == {2: 1}, "what step 2 spent before it was next counts"
+    job.run_to_the_end()
+    assert job.audit().problems == []
+
+
+@pytest.mark.parametrize("then", ["Complete", "Fail"])
+def test_the_exhausted_budget_of_a_later_step_ends_the_job_when_that_step_is_next(
+    world: MakeWorld, then: str
+) -> None:
+    job = world(filter_by="mean", filter_above=0.0, filter_below=1.0, filter_budget=0.5,
+                max_staleness=2, run_ahead=2.0, on_exhausted=then)  # fmt: skip
+    for group in [g.id for g in job.state.groups.values() if g.step == 2]:
+        job.complete(group, rewards=[1.0])
+    assert job.state.filtered == {2: 1}
+    assert not job.state.ending and not job.state.error, "step 1 can still be formed"
+    job.crash_scheduler()
+    job.train(1)
+    why = "filter budget exhausted: 1 groups were filtered while step 2 waited for 2"
+    assert (job.state.ending or job.state.error).startswith(why)
+    job.commit_checkpoint()
+    job.flush()
+    assert job.state.finished or job.state.error
+    assert job.state.formed == 1 and job.audit().problems == []
 
 
 def test_an_exhausted_budget_with_complete_ends_the_job(world: MakeWorld) -> None:

@@ -7,7 +7,7 @@ their place at the start: a1, a2 hold step 1, b1, b2 step 2, c1, c2 step 3.
 from __future__ import annotations
 
 import pytest
-from roll_operator.scheduler import batching, training
+from roll_operator.scheduler import batching, flow, report, training
 from roll_operator.scheduler.lifecycle import Group, GroupState, Stage
 from support.scheduler_world import MakeWorld, World
 
@@ -118,6 +118,57 @@ def test_late_drop_cancels_what_no_step_can_take(world: MakeWorld) -> None:
     assert six.job.state.counters["cancelled.stale"] == 2
     assert held and not six.job.tasks(group=six["a2"].id), "its leases were taken back"
     assert six.job.audit().problems == []
+
+
+def test_late_drop_cancels_as_few_as_can_be(world: MakeWorld) -> None:
+    """Step 3 waits for a2, of version 0, and for a group of version 1, which step 4 can still take."""
+    six = Exchange(world(max_staleness=2, run_ahead=2.0, steps=9, late_drop=True))
+    six.finish("a1", "b1", "b2", "c1", "c2")
+    job, slots = six.job, six.job.state.slots
+    for step in (1, 2):
+        six.ask(step)
+        six.trained(step)
+        job.fetch_all()
+        job.finish_all(Stage.RESET)
+    fourth, fifth = (slots.of(step)[1] for step in (4, 5))
+    assert (six.places("a2", "c2"), fourth.oldest()) == ([(3, 1), (3, 2)], 1)
+    for group in (six["c2"], fourth):
+        slots.release(group)
+    slots.place(fourth, 3, 2)
+    slots.place(six["c2"], 4, 1)
+    job.complete(fifth.id)
+    assert six.ask(3) == ["later", "c2"], "c2 for the one that may go on, the fifth for a2"
+    assert (fourth.state, fourth.step) == (GroupState.OPEN, 4)
+    assert (six["a2"].state, six["a2"].cause) == (GroupState.CANCELLED, "stale")
+    assert job.state.counters["cancelled.stale"] == 2
+
+
+def test_late_drop_tells_how_much_shorter_the_answers_become(world: MakeWorld) -> None:
+    """The two samples of a2 had 30 and 10 tokens when they were cut."""
+    six = Exchange(world(max_staleness=2, run_ahead=2.0, steps=9, late_drop=True))
+    job = six.job
+    six.finish("a1", "b1", "b2", "c1", "c2")
+    for step in (1, 2):
+        six.ask(step)
+        six.trained(step)
+    job.fetch_all()
+    for (worker, task), tokens in zip(job.tasks(group=six["a2"].id), (30, 10), strict=True):
+        known = job.state.workers[worker.id]
+        flow.progress(job.state, known, lease=task.lease, tokens=tokens, now=job.now)
+    assert (
+        "scheduler/length_ratio" not in report.progress(job.state, report.Rate(), job.now).metrics
+    )
+    for group in [g for g in job.state.groups.values() if g.step > 3]:
+        job.complete(group.id)
+    six.ask(3)
+    assert "cancelled 2 slow samples, 20 tokens long on average" in job.state.notices["late"]
+    counters = job.state.counters
+    trained, samples = counters["batched_tokens"], counters["batched_samples"]
+    expected = (trained / samples) / ((trained + 40) / (samples + 2))
+    told = report.progress(job.state, report.Rate(), job.now).metrics["scheduler/length_ratio"]
+    assert told == pytest.approx(expected) and told < 1
+    job.crash_scheduler()
+    assert job.state.counters["late_tokens"] == 40, "it is on record"
 
 
 def test_the_tightest_group_goes_to_the_nearest_step(six: Exchange) -> None:

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from roll_operator.scheduler import leases, training
+from roll_operator.scheduler import leases, report, training
 from roll_operator.scheduler.assignment import Worker
 from roll_operator.scheduler.lifecycle import SampleState, Stage
 from roll_operator.scheduler.settings import Settings
@@ -95,7 +95,7 @@ class Histories(RuleBasedStateMachine):
             found = self.world.audit()
             assert found.lost == 0 and found.trained_twice == 0
             if self.world.state.finished == "complete":
-                assert found.steps == self.world.settings.steps
+                assert found.steps == max(self.world.settings.steps, self.world.state.reported)
                 assert found.live == 0
         finally:
             self.world.ledger.close()
@@ -151,7 +151,7 @@ class Histories(RuleBasedStateMachine):
     @rule(n=pick, k=pick, reward=st.sampled_from([None, 0.125]))
     def an_old_result_comes_again(self, n: int, k: int, reward: float | None) -> None:
         worker = self.worker(n)
-        if worker and worker.sent:
+        if worker and worker.sent and not worker.hung:
             self.world.send_again(worker, worker.sent[k % len(worker.sent)], reward=reward)
 
     @rule(n=pick)
@@ -192,8 +192,16 @@ class Histories(RuleBasedStateMachine):
     @rule(n=pick)
     def a_worker_reconnects(self, n: int) -> None:
         worker = self.worker(n)
-        if worker and not worker.connected:
+        if worker and not worker.connected and not worker.hung:
             self.world.connect(worker)
+
+    @rule(n=pick, seconds=st.sampled_from([0.0, 4.0, 30.0, 70.0]))
+    def a_worker_hangs(self, n: int, seconds: float) -> None:
+        """With all that it holds, and with what it is sent until its silence is noticed."""
+        if worker := self.worker(n):
+            worker.hung = True
+            self.world.now += seconds
+            self.world.flush()
 
     @rule(n=pick)
     def a_pod_is_gone(self, n: int) -> None:
@@ -242,6 +250,44 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def the_scheduler_crashes_before_a_commit(self) -> None:
         self.world.flush(commit=False)
+
+    @rule()
+    def the_scheduler_crashes_behind_a_commit(self) -> None:
+        """What it had to say about it is lost."""
+        self.world.flush(deliver=False)
+
+    @rule(n=pick, cause=st.sampled_from(["infrastructure", "timeout", "input", "replay"]))
+    def a_failure_is_not_acknowledged(self, n: int, cause: str) -> None:
+        stages = [Stage.STEP] if cause == "replay" else []
+        if chosen := self.task(n, *stages):
+            worker, _ = chosen
+            self.world.finish(*chosen, cause=cause)
+            self.world.flush(deliver=False)
+            if not worker.hung:
+                self.world.connect(worker)
+
+    @rule(
+        staleness=st.integers(0, 3),
+        ahead=st.sampled_from([0.0, 1.0, 1.5, 3.0]),
+        more=st.integers(-1, 2),
+        every=st.integers(0, 2),
+    )
+    def the_job_comes_back_changed(
+        self, staleness: int, ahead: float, more: int, every: int
+    ) -> None:
+        """From a suspension, which stops its pods; it may be shortened too."""
+        for worker in list(self.world.workers.values()):
+            self.world.kill_worker(worker)
+        self.world.flush()
+        steps = max(1, self.world.state.reported + more)
+        lineage, formed, published = self.position
+        self.position = (lineage, min(formed, steps), published)
+        self.world.reopen(
+            max_staleness=staleness,
+            run_ahead=min(staleness, ahead),
+            steps=steps,
+            validation_every=every,
+        )
 
     # The trainer.
 
@@ -330,8 +376,14 @@ class Histories(RuleBasedStateMachine):
         found = self.world.audit()
         assert found.problems == []
         assert found.lost == 0 and found.trained_twice == 0
+        assert report.dropped(self.world.state.counters) == found.dropped
+        assert self.world.impure() == [], "all tokens of a held-out sample are of its version"
+        twice = "SELECT lease FROM failures GROUP BY lease HAVING count(*) > 1"
+        counted_twice = self.world.ledger.reader.execute(twice).fetchall()
+        assert counted_twice == [], "an attempt is counted once"
         state = self.world.state
-        now = (state.lineage, state.formed, -1 if state.published is None else state.published)
+        formed = min(state.formed, state.settings.steps)  # beyond it batches are abandoned
+        now = (state.lineage, formed, -1 if state.published is None else state.published)
         if now[0] == self.position[0] and "poison" not in state.notices:
             assert now >= self.position, "F and the highest version never go back in a lineage"
         self.position = now
@@ -360,6 +412,15 @@ class Episodes(Histories):
     kind: ClassVar[dict[str, Any]] = {"graph": st.sampled_from([AGENTIC, EPISODES])}
     helpers = (("environment", 4),)
 
+    @rule(n=pick)
+    def an_action_always_raises(self, n: int) -> None:
+        """In an environment that cannot make an episode again."""
+        if chosen := self.task(n, Stage.STEP):
+            _, task = chosen
+            self.world.replays = False
+            self.world.raises.add((task.group, task.index, task.turn))
+            self.world.finish(*chosen)
+
 
 class Stragglers(Histories):
     """Groups that lag behind their step: exchanged, waited for, or dropped."""
@@ -384,6 +445,17 @@ class Restarts(Histories):
         "filter_by": st.just("none"),
         "max_attempts": st.just(3),
     }
+
+    @rule()
+    def a_version_is_lost_with_its_trainer(self) -> None:
+        """Published, announced, and fetched by nobody."""
+        before = self.world.state.published
+        for _ in range(60):
+            if self.world.state.published == before:
+                self.all_goes_well(1)
+        if self.world.state.published is not None:
+            self.world.weights[self.world.state.lineage, self.world.state.published] = "gone"
+            self.world.start_trainer()
 
     @rule(steps=st.integers(1, 2))
     def every_engine_starts_again(self, steps: int) -> None:

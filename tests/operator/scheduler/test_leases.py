@@ -168,6 +168,36 @@ def test_a_partial_is_kept_when_its_worker_dies(world: MakeWorld) -> None:
     assert unit is not None and [p.partial for p in record.parts_of(unit)] == [True]
 
 
+def test_a_sample_that_waits_in_its_engine_does_not_time_out(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, group_size=2, no_progress=10.0)
+    job.finish_all(Stage.RESET)
+    (engine, waits), (_, hangs) = job.tasks(Stage.GENERATE)
+    known, began = job.state.workers[engine.id], job.state.last_progress
+    for _ in range(8):
+        job.now += 2.5
+        flow.progress(job.state, known, lease=waits.lease, tokens=0, now=job.now, waiting=True)
+        flow.progress(job.state, known, lease=hangs.lease, tokens=7, now=job.now)
+        job.flush()
+    assert waits.lease in known.leases and hangs.lease not in known.leases
+    assert job.state.leases[waits.lease].tokens == 0
+    assert job.state.last_progress == began + 2.5, (
+        "of the seven tokens: nothing moves while it waits"
+    )
+
+
+def test_a_sample_that_starts_over_at_new_weights_is_alive(world: MakeWorld) -> None:
+    """`partial: Discard`: its count of tokens begins again."""
+    job = world(groups_per_step=1, group_size=1, no_progress=10.0)
+    job.finish_all(Stage.RESET)
+    ((engine, task),) = job.tasks(Stage.GENERATE)
+    for tokens in (500, 3, 6):
+        job.now += 6.0
+        known = job.state.workers[engine.id]
+        flow.progress(job.state, known, lease=task.lease, tokens=tokens, now=job.now)
+        job.flush()
+    assert task.lease in job.state.leases
+
+
 # Episodes.
 
 
@@ -268,6 +298,22 @@ def test_a_keeper_finds_its_episode_again_after_a_scheduler_crash(world: MakeWor
     assert worker is keeper and again.lease != task.lease
 
 
+def test_an_episode_is_not_believed_to_live_where_none_are_played(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, _, _ = play(job)
+    job.finish_all(Stage.GENERATE)
+    ((_, task),) = job.tasks(Stage.STEP)
+    keeper.held.clear()
+    engine = next(w for w in job.workers.values() if w.role == "inference")
+    engine.residents[task.group, task.index] = next(
+        o.task for o in keeper.sent if o.task.stage == Stage.RESET
+    )
+    job.crash_scheduler()
+    job.connect(engine)
+    unit = leases.find(job.state, task.group, task.index)
+    assert unit is not None and unit.resident == ""
+
+
 def test_a_returned_step_is_not_given_to_the_one_that_drains(world: MakeWorld) -> None:
     job = episodes(world)
     keeper, other, _ = play(job)
@@ -280,6 +326,43 @@ def test_a_returned_step_is_not_given_to_the_one_that_drains(world: MakeWorld) -
     assert worker is other and again.turn == task.turn
     unit = leases.find(job.state, task.group, task.index)
     assert unit is not None and unit.failures == 0
+
+
+def test_steps_that_hang_together_go_on_at_another_worker(world: MakeWorld) -> None:
+    """Neither is the only one that hung, so no attempt is counted; but their keeper does not get them back."""
+    job = start(
+        world(workers=False, graph=EPISODES, groups_per_step=1, group_size=2, no_progress=30.0)
+    )
+    job.finish_all(Stage.RESET)
+    (keeper,) = environments(job)
+    other = job.add_worker("environment", credits=64)
+    job.finish_all(Stage.GENERATE)
+    assert [worker for worker, _ in job.tasks(Stage.STEP)] == [keeper, keeper]
+    keeper.hung = True
+    for _ in range(31):
+        job.now += 1.0
+        job.ping(other)
+        job.flush()
+    assert [worker for worker, _ in job.tasks(Stage.STEP)] == [other], "suspects: one at a time"
+    job.finish_all(Stage.STEP, done=True)
+    assert [worker for worker, _ in job.tasks(Stage.STEP)] == [other]
+    job.finish_all(Stage.STEP, done=True)
+    known = job.state.workers[keeper.id]
+    assert known.load == 0 and not known.residents and not keeper.residents
+    assert job.state.counters["failures.timeout"] == 0
+
+
+def test_a_step_is_not_given_to_a_keeper_that_fell_silent(world: MakeWorld) -> None:
+    job = episodes(world)
+    keeper, other, _ = play(job)
+    keeper.hung = True
+    job.now += 21.0
+    for worker in job.workers.values():
+        job.ping(worker)
+    job.flush()
+    job.finish_all(Stage.GENERATE)
+    ((worker, _),) = job.tasks(Stage.STEP)
+    assert worker is other and keeper.residents == {}
 
 
 def test_a_replay_that_differs_starts_the_episode_again(world: MakeWorld) -> None:

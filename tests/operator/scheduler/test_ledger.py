@@ -9,22 +9,27 @@ import resource
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
+from roll_operator.scheduler.audit import verify
 from roll_operator.scheduler.ledger import (
     LedgerBusy,
     LedgerError,
+    LedgerTaken,
     SegmentStore,
     SqliteLedger,
     segments,
 )
+from roll_operator.scheduler.ledger.sqlite import read_meta
 from roll_operator.scheduler.lifecycle import Block, Part, Stage
 from roll_operator.scheduler.settings import Settings
 from roll_operator.scheduler.stages import StageGraph
@@ -98,6 +103,61 @@ def test_attempts_are_on_record_before_the_next_one(world: MakeWorld) -> None:
     job.finish(worker, task, cause="timeout")
     job.flush()
     assert job.state.counters["failed.timeout"] == 1, "the attempt before the crash counts"
+
+
+def test_a_failure_that_was_not_acknowledged_is_counted_once(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, group_size=1, max_attempts=3)
+    job.finish_all(Stage.RESET)
+    ((engine, task),) = job.tasks(Stage.GENERATE)
+    job.finish(engine, task, cause="input")
+    job.flush(deliver=False)
+    job.connect(engine)
+    (unit,) = next(iter(job.state.groups.values())).units
+    assert unit.failures == 1 and job.state.counters["failures.input"] == 1
+    assert engine.unacked == {} and task.lease not in job.state.leases
+    job.run_to_the_end()
+    assert job.audit().problems == []
+
+
+def test_a_scheduler_that_was_replaced_writes_nothing(world: MakeWorld) -> None:
+    job = world(groups_per_step=1, group_size=1)
+    newer = SqliteLedger(job.folder, job.settings, sync=False)
+    newer.open(job.now)
+    before = read_meta(newer.reader)
+    with pytest.raises(LedgerTaken) as raised:
+        job.finish_all(Stage.RESET)
+    assert "term 2, this one has 1" in str(raised.value)
+    assert read_meta(newer.reader) == before
+    assert newer.reader.execute("SELECT count(*) FROM parts").fetchone() == (0,)
+    newer.commit(Writes(meta={"progress": {}}), [])
+    newer.close()
+
+
+def test_a_ledger_is_read_when_its_last_owner_has_ended_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(steps=2, groups_per_step=1, group_size=1)
+    older, newer = (SqliteLedger(tmp_path, settings, sync=False) for _ in range(2))
+    state = older.open(0.0)
+    state.next_group = 50
+    state.writes.meta["progress"] = {}
+    writes, _ = state.take()
+    older.begin(writes, [])
+    waits, wait = threading.Event(), newer._begin
+
+    def begin() -> None:
+        waits.set()
+        wait()
+
+    monkeypatch.setattr(newer, "_begin", begin)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(newer.open, 0.0)
+        assert waits.wait(60)
+        older.finish(writes, [])
+        after = opening.result(60)
+    assert (after.next_group, after.term) == (50, state.term + 1)
+    older.close()
+    newer.close()
 
 
 def test_every_scheduler_has_a_term_of_its_own(world: MakeWorld) -> None:
@@ -502,6 +562,15 @@ def test_a_read_only_folder_is_a_message(tmp_path: Path) -> None:
         with pytest.raises((LedgerError, sqlite3.OperationalError, OSError)) as raised:
             job.open()
         assert "read" in str(raised.value) or "permission" in str(raised.value).lower()
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a#b %41?"
+    job = World(folder, Settings(steps=2, groups_per_step=1, group_size=1))
+    job.run_to_the_end()
+    job.ledger.close()
+    assert verify(folder, job.settings).trained == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == [folder.name]
 
 
 def test_a_ledger_of_another_format_is_refused(world: MakeWorld) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import pytest
 from roll_api import RLJob
-from roll_operator.scheduler import audit, presence, record
+from roll_operator.scheduler import audit, leases, presence, record
 from roll_operator.scheduler.ledger import SqliteLedger
 from roll_operator.scheduler.presence import Greeting
-from roll_operator.scheduler.service import Hub
+from roll_operator.scheduler.service import ControlService, Hub, TrainerService
 from roll_operator.scheduler.settings import Settings
 from roll_wire import control_pb2, session_pb2_grpc, trainer_pb2
 from roll_wire.columns import pack_results, unpack_samples
@@ -33,6 +33,7 @@ from roll_wire.session_pb2 import (
     Held,
     Ping,
     PolicyVersion,
+    ToWorker,
     Unit,
 )
 from support.scheduler_process import JOB_UID, SECONDS, Job, Peer, Scheduler, job_document
@@ -124,8 +125,8 @@ class SlowDisk:
         self.queue = self.hub.attach("uid/1")
         self.transaction = self.hub.state.transaction
         data = {"train": (7, "hash")}  # what makes the Hello worth a row
-        greeting = Greeting("uid/1", "pod", "uid", "environment", "environment", 1, data=data)
-        presence.hello(self.hub.state, greeting, time.time())
+        self.greeting = Greeting("uid/1", "pod", "uid", "environment", "environment", 1, data=data)
+        presence.hello(self.hub.state, self.greeting, time.time())
         self.hub.wake()
 
     async def __aenter__(self) -> SlowDisk:
@@ -139,6 +140,33 @@ class SlowDisk:
         self.hub.close()
 
 
+def test_a_clock_that_is_set_back_stops_no_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        settings = Settings(steps=1, groups_per_step=1, group_size=1, reconnect_grace=0.1)
+        hub = Hub(SqliteLedger(tmp_path, settings))
+        pump = asyncio.create_task(hub.run())
+        greeting = Greeting("uid/1", "pod", "uid", "reward", "reward", 1)
+        worker = presence.hello(hub.state, greeting, hub.now())
+        assert worker is not None
+        await hub.durable()  # the pump has ticked by the clock as it was
+        an_hour_ago = time.time() - 3600.0
+        monkeypatch.setattr(time, "time", lambda: an_hour_ago)
+        presence.disconnected(hub.state, worker, hub.now())
+        async with asyncio.timeout(SECONDS):
+            while worker.id in hub.state.workers:
+                await hub.durable()
+        progress = await ControlService(hub, JOB_UID).GetProgress(
+            control_pb2.ProgressRequest(), None
+        )
+        assert 0.0 <= an_hour_ago - progress.last_progress_at < SECONDS, "as the operator counts"
+        pump.cancel()
+        hub.close()
+
+    asyncio.run(main())
+
+
 def test_nothing_is_said_while_the_commit_is_under_way(tmp_path: Path) -> None:
     """A disk that takes its time: the Welcome of a worker waits for it."""
 
@@ -148,6 +176,29 @@ def test_nothing_is_said_while_the_commit_is_under_way(tmp_path: Path) -> None:
                 await asyncio.wait_for(disk.queue.get(), 0.5)
             disk.is_done.set()
             assert await asyncio.wait_for(disk.queue.get(), SECONDS)
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_comes_back_during_a_commit_hears_its_welcome_first(tmp_path: Path) -> None:
+    """What was meant for its broken stream is not sent on the new one: Hello and Welcome settle it."""
+
+    async def story() -> None:
+        async with SlowDisk(tmp_path) as disk:
+            state = disk.hub.state
+            disk.is_done.set()
+            await asyncio.wait_for(disk.queue.get(), SECONDS)
+            disk.is_done.clear()
+            disk.under_way.clear()
+            state.ack("uid/1", [7], leases.FENCED)
+            state.writes.meta["progress"] = {}
+            disk.hub.wake()
+            assert await asyncio.to_thread(disk.under_way.wait, SECONDS)
+            again = disk.hub.attach("uid/1")
+            presence.hello(state, disk.greeting, time.time())
+            disk.is_done.set()
+            first = await asyncio.wait_for(again.get(), SECONDS)
+            assert first and ToWorker.FromString(first).HasField("welcome")
 
     asyncio.run(story())
 
@@ -381,6 +432,40 @@ def test_a_trainer_that_waits_is_answered_when_the_batch_is_there(scheduler: Sch
     assert answers[0].samples == 4 and answers[0].waited_seconds > 0  # type: ignore[attr-defined]
 
 
+def test_no_batch_is_formed_for_a_trainer_that_stopped_waiting(scheduler: Scheduler) -> None:
+    """As one does that is drained. It would count as an attempt of a batch that nobody was handed."""
+    job = Job.begin(scheduler.start())
+    with pytest.raises(grpc.RpcError) as gone:
+        job.acquire(1, seconds=0.5)
+    assert gone.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    job.generate_and_score()
+    request = trainer_pb2.PositionRequest(trainer=job.who())
+    assert scheduler.trainer.GetPosition(request).batched == 0
+    assert job.acquire(1).samples == 4
+
+
+def test_a_dead_call_that_is_noticed_late_does_not_end_the_wait_of_the_next(tmp_path: Path) -> None:
+    """A trainer that lost its connection asks again on a new one before the old one's end is known."""
+
+    async def main() -> None:
+        hub = Hub(SqliteLedger(tmp_path, Settings(steps=1, groups_per_step=1, group_size=1)))
+        pump = asyncio.create_task(hub.run())
+        trainer = Greeting("uid/1", "trainer-0", "uid", "trainer", "trainer", attempt=0)
+        presence.hello(hub.state, trainer, hub.now())
+        service = TrainerService(hub)
+        request = trainer_pb2.BatchRequest(trainer=trainer_pb2.TrainerId(term=1), step=1)
+        calls = [asyncio.create_task(service.AcquireBatch(request, None)) for _ in range(2)]
+        await hub.durable()
+        for call, asked in zip(calls, (1, 0), strict=True):
+            call.cancel()
+            await asyncio.wait([call])
+            assert hub.state.asked == asked
+        pump.cancel()
+        hub.close()
+
+    asyncio.run(main())
+
+
 def test_a_trainer_fenced_while_it_waits_is_told(scheduler: Scheduler) -> None:
     job = Job.begin(scheduler.start())
     codes: list[grpc.StatusCode] = []
@@ -454,6 +539,7 @@ def test_samples_in_flight_and_one_samples_story(scheduler: Scheduler) -> None:
     assert [(s.stage, s.state, s.worker) for s in listed.samples] == [
         ("reset", "leased", "environment-0")
     ] * 2
+    assert not any(s.HasField("version") for s in listed.samples), "nothing was sampled yet"
     job.environment.finish(*resets)
     tasks = job.engine.assigned(4)
     listed = scheduler.control.ListSamples(control_pb2.SamplesRequest(limit=3))
@@ -463,6 +549,7 @@ def test_samples_in_flight_and_one_samples_story(scheduler: Scheduler) -> None:
     story = scheduler.control.GetSample(control_pb2.SampleRequest(unit=tasks[0].unit))
     assert [e.what for e in story.events] == ["admitted", "reset", "generate"]
     assert story.state.stage == "score"
+    assert story.state.HasField("version") and story.state.version.number == 0
     with pytest.raises(grpc.RpcError) as raised:
         scheduler.control.GetSample(control_pb2.SampleRequest(unit=Unit(group=99)))
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
@@ -520,6 +607,22 @@ def test_a_ledger_with_a_second_writer_ends_it_for_a_restart(scheduler: Schedule
     other.close()
     assert process.returncode == 1
     assert "another process writes to it" in said.splitlines()[-1]
+
+
+def test_a_scheduler_whose_ledger_was_opened_by_a_newer_one_ends_in_one_line(
+    scheduler: Scheduler,
+) -> None:
+    process = scheduler.start().process
+    assert process
+    newer = SqliteLedger(scheduler.folder / "ledger", Settings(1, 1, 1))
+    newer.open(0.0)
+    with pytest.raises(grpc.RpcError):
+        scheduler.control.SyncPods(control_pb2.Pods(gone=["uid"]), timeout=SECONDS)
+    _, said = process.communicate(timeout=SECONDS)
+    newer.close()
+    assert process.returncode == 1
+    last = said.splitlines()[-1]
+    assert last.startswith("error: ") and "a newer scheduler has opened it (term 2" in last
 
 
 def test_a_ledger_that_is_no_ledger_is_one_line_and_exit_2(scheduler: Scheduler) -> None:

@@ -140,7 +140,7 @@ def test_what_is_left_of_a_pruned_sample(world: MakeWorld) -> None:
     job.commit_checkpoint()
     job.flush()
     told = story(job, trained)
-    assert told.state.state == "committed(1)"
+    assert told.state.state == "committed(1)" and not told.state.HasField("version")
     assert events(job, trained) == ["committed(1); its details were pruned"]
     assert events(job, filtered) == ["ended before step 2; its details were pruned"]
 
@@ -159,3 +159,10 @@ def test_a_stopped_job_is_told_from_its_folder(world: MakeWorld) -> None:
     assert told is not None and [e.what for e in told.events] == ["admitted", "reset"]
     listed = offline.list_samples(job.folder, job.settings)
     assert listed.total == 4 and {s.stage for s in listed.samples} == {"generate"}
+    assert not any(s.HasField("version") for s in (told.state, *listed.samples)), "no token yet"
+    job.finish_all(Stage.GENERATE)
+    told = offline.sample_story(job.folder, job.settings, group, 0)
+    listed = offline.list_samples(job.folder, job.settings)
+    assert told is not None
+    for state in (told.state, *listed.samples):
+        assert state.HasField("version") and state.version.number == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from roll_operator.scheduler import presence, training
+from roll_operator.scheduler import presence, report, training
 from roll_operator.scheduler.lifecycle import BatchState, GroupState
 from roll_operator.scheduler.presence import Greeting
 from roll_operator.scheduler.service import shard
@@ -21,7 +21,7 @@ def rank(
     """A rank says Hello; its worker id."""
     uid = pod or f"trainer-{attempt}-{number}"
     greeting = Greeting(
-        worker=f"{uid}/{process}", pod=f"trainer-{number}", pod_uid=uid, role="trainer",
+        worker=f"{uid}/{process}/{number}", pod=f"trainer-{number}", pod_uid=uid, role="trainer",
         pool="trainer", rank=number, world=world, attempt=attempt,
     )  # fmt: skip
     presence.hello(job.state, greeting, job.now)
@@ -69,6 +69,25 @@ def test_ranks_are_welcomed_when_all_of_them_are_there(world: MakeWorld) -> None
     assert welcomed(job) == set() and job.state.trainer.term == 0
     one = rank(job, 1)
     assert welcomed(job) == {zero, one} and job.state.trainer.term == 1
+
+
+def test_the_ranks_of_one_pod_are_all_welcome_and_go_with_it(world: MakeWorld) -> None:
+    job = world(workers=False)
+    ranks = {rank(job, number, world=3, pod="pod") for number in range(2)}
+    ranks.add(rank(job, 2, world=3, pod="other"))
+    assert welcomed(job) == ranks == set(job.state.workers)
+    presence.pods_gone(job.state, ["pod"], job.now)
+    assert set(job.state.workers) == {"other/1/2"}
+    late = rank(job, 1, world=3, pod="pod", process=2)
+    assert job.state.out.refused[late][0] == "fenced"
+
+
+def test_a_new_process_of_a_rank_replaces_the_old_one_and_no_other_rank(world: MakeWorld) -> None:
+    job = world(workers=False)
+    zero = rank(job, 0, pod="pod")
+    rank(job, 1, pod="pod")
+    again = rank(job, 1, pod="pod", process=2)
+    assert set(job.state.workers) == {zero, again}
 
 
 def test_a_rank_that_left_before_the_others_came_is_waited_for(world: MakeWorld) -> None:
@@ -319,6 +338,7 @@ def test_poison_with_later_versions_opens_a_lineage_and_sends_the_trainer_away(
     found = job.audit()
     assert found.problems == [] and found.trained == 0
     assert found.dropped == {"cancelled.lineage": 2 * live + 8}
+    assert report.dropped(state.counters) == found.dropped, "and so says the status"
 
 
 def test_a_trainer_that_never_heard_it_is_fenced_all_the_same(world: MakeWorld) -> None:
@@ -418,11 +438,121 @@ def test_an_engine_is_told_of_the_newest_version_once(world: MakeWorld) -> None:
     job.train(1)
     assert engine.offered == (1, 1)
     engine.offered = None
-    training.publish(*job.seat(), Publication(1, 1, "digest", ("/w",)))
+    training.publish(*job.seat(), job.state.versions[1])
     job.flush()
     assert engine.offered is None, "it knows"
     job.restart_in_place(engine)
     assert engine.offered == (1, 1), "a new process does not"
+
+
+def engine(job: World, name: str, version: int | None = None) -> tuple[str, ...]:
+    """An engine says Hello and what it holds; where it is told to find the newest version."""
+    greeting = Greeting(
+        worker=f"{name}/1/0", pod=name, pod_uid=name, role="inference", pool="policy",
+        address=f"{name}:1", version=version, lineage=job.state.lineage,
+    )  # fmt: skip
+    presence.hello(job.state, greeting, job.now)
+    training.announce(job.state)
+    _, out = job.state.take()
+    return out.policies[greeting.worker].locations
+
+
+def test_an_engine_is_told_who_else_holds_weights_that_are_streamed(world: MakeWorld) -> None:
+    job = world(workers=False)
+    job.start_trainer()
+    job.begin()
+    where = ("/w", "grpc:trainer:1")
+    training.publish(*job.seat(), Publication(0, 1, "digest", where))
+    assert engine(job, "a") == where, "nobody else is there"
+    assert engine(job, "b") == (*where, "grpc:a:1"), "it may hold them by then"
+    for name in "cdef":
+        engine(job, name, version=0)
+    told = [engine(job, name) for name in "gh"]
+    assert all(each[:2] == where for each in told), "the trainer first"
+    peers = [set(each[2:]) for each in told]
+    assert all(len(each) == 3 and each < {f"grpc:{n}:1" for n in "cdef"} for each in peers)
+    assert peers[0] != peers[1], "each asks others"
+    training.publish(*job.seat(), Publication(0, 1, "digest", ("/w",)))
+    assert engine(job, "i") == ("/w",), "by the folder alone"
+
+
+def test_an_engine_is_told_again_of_a_version_that_has_other_weights_now(world: MakeWorld) -> None:
+    """A trainer that died after it published came to other bits, and nobody has the first ones."""
+    job = world(max_staleness=0)
+    engine = next(w for w in job.workers.values() if w.role == "inference")
+    job.train(1)
+    assert engine.offered == (1, 1) and engine.version == (1, 0)
+    job.start_trainer()
+    while job.trainer and not (job.trainer.step == 1 and job.trainer.published):
+        job.trainer_turn()
+        job.flush()
+    assert engine.digest == job.state.versions[1].digest == "of trainer 1"
+    job.fetch_all()
+    assert engine.version == (1, 1)
+    training.publish(*job.seat(), Publication(1, 1, "other", ("/w",)))
+    job.flush()
+    assert engine.digest == "of trainer 1", "it holds this version, and keeps it as it is"
+    job.run_to_the_end()
+
+
+def test_after_a_set_back_engines_are_told_of_what_their_trainer_has(world: MakeWorld) -> None:
+    """Version 1 was published and fetched by nobody; the next trainer begins at 0 and comes to it again."""
+    job = world()
+    engine = next(w for w in job.workers.values() if w.role == "inference")
+    job.train(1)
+    assert (engine.offered, engine.version) == ((1, 1), (1, 0))
+    job.restart_in_place(engine)
+    job.weights[1, 1] = "gone"
+    job.start_trainer()
+    while not (job.trainer and job.trainer.published):
+        job.trainer_turn()
+        job.flush()
+    assert (engine.offered, job.state.published) == ((1, 0), 1)
+    job.fetch_all()
+    assert engine.version == (1, 0), "its trainer's, which is there"
+    job.run_to_the_end()
+    assert job.state.finished == "complete"
+
+
+def test_after_a_long_set_back_engines_are_told_at_once(world: MakeWorld) -> None:
+    """Twenty versions were published beyond the checkpoint: more than are remembered."""
+    job = world(steps=30)
+    engine = next(w for w in job.workers.values() if w.role == "inference")
+    job.train(1)
+    job.commit_checkpoint()
+    job.train(20)
+    job.start_trainer()
+    job.restart_in_place(engine)
+    while not (job.trainer and job.trainer.published):
+        job.trainer_turn()
+        job.flush()
+    assert (job.trainer.step, job.state.published, engine.offered) == (1, 21, (1, 1))
+    job.crash_scheduler()
+    job.restart_in_place(engine)
+    job.flush()
+    assert engine.offered == (1, 1), "the next scheduler knows it, too"
+
+
+def test_a_held_out_version_of_an_earlier_trainer_is_left_behind(world: MakeWorld) -> None:
+    """It is pinned to version 1, the engine is at 0, and the trainer came back at 2."""
+    job = world(validation_every=1, steps=4)
+    engine = next(w for w in job.workers.values() if w.role == "inference")
+    job.train(1)
+    while not (late := [g.id for g in job.state.groups.values() if g.validation == 1]):
+        job.fair_turn()
+    while job.state.published != 2:
+        job.fair_turn(skip=late[0])
+    job.commit_checkpoint()
+    pinned = next(v for v in job.state.validations if v.version == 1)
+    assert not pinned.finished
+    job.restart_in_place(engine)
+    engine.version = (1, 0)
+    job.connect(engine)
+    job.weights |= {(1, n): "gone" for n in range(3)}
+    job.start_trainer()
+    job.run_to_the_end()
+    assert job.state.finished == "complete" and pinned.version == 2
+    assert job.audit().problems == []
 
 
 def test_keep_last_retains_checkpoints_and_what_they_need(world: MakeWorld) -> None:

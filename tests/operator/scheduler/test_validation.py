@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roll_operator.scheduler import presence
 from roll_operator.scheduler.lifecycle import GroupState, Stage
+from roll_operator.scheduler.stages import StageGraph
 from support.scheduler_world import MakeWorld, SimWorker, World
 
 
@@ -84,14 +84,7 @@ def test_engines_stay_at_the_version_until_it_is_validated(world: MakeWorld) -> 
     job = world(validation_every=1, max_staleness=2, run_ahead=1.0)
     engine = engine_of(job)
     held_out = [g.id for g in job.state.groups.values() if g.validation is not None]
-    for _ in range(60):
-        if job.state.published and job.state.published >= 1:
-            break
-        for group in [g for g in job.state.groups if g not in held_out]:
-            job.complete(group)
-        job.trainer_turn()
-        job.flush()
-    assert job.state.published == 1, "training goes on beside it"
+    step_beside(job, held_out)
     job.fetch_all()
     assert engine.version == (1, 0) and pinned(job) == {0}
     for group in held_out:
@@ -99,6 +92,78 @@ def test_engines_stay_at_the_version_until_it_is_validated(world: MakeWorld) -> 
     job.fetch_all()
     assert engine.version == (1, 1) and job.state.validations[0].finished
     assert pinned(job) == {1}
+
+
+def step_beside(job: World, held_out: list[int]) -> None:
+    """Step 1 is trained and its version published, while nobody works on what is held out."""
+    for _ in range(60):
+        if job.state.published == 1:
+            return
+        for group in [g for g in job.state.groups if g not in held_out]:
+            job.complete(group)
+        job.trainer_turn()
+        job.flush()
+    raise AssertionError(job.describe())
+
+
+def test_engines_move_on_when_all_that_is_held_out_waits_for_its_score(world: MakeWorld) -> None:
+    job = world(validation_every=2, max_staleness=2, run_ahead=1.0)
+    held_out = [g.id for g in job.state.groups.values() if g.validation is not None]
+    step_beside(job, held_out)
+    for group in held_out:
+        job.finish_all(Stage.RESET, group)
+    for group in held_out[:-1]:
+        job.finish_all(Stage.GENERATE, group)
+    job.fetch_all()
+    assert engine_of(job).version == (1, 0), "one of them still needs it"
+    job.finish_all(Stage.GENERATE, held_out[-1])
+    job.fetch_all()
+    assert engine_of(job).version == (1, 1)
+    job.crash_scheduler()
+    job.run_to_the_end()
+    assert [(v.version, v.scored) for v in job.state.validations] == [
+        (0, 3),
+        (2, 3),
+        (4, 3),
+        (6, 3),
+    ]
+    assert job.impure() == [] and job.audit().problems == []
+
+
+def test_the_next_validation_begins_while_the_one_before_is_scored(world: MakeWorld) -> None:
+    job = world(steps=2, validation_every=1, max_staleness=2, run_ahead=1.0)
+    held_out = [g.id for g in job.state.groups.values() if g.validation is not None]
+    step_beside(job, held_out)
+    for group in held_out:
+        job.finish_all(Stage.RESET, group)
+        job.finish_all(Stage.GENERATE, group)
+    job.fetch_all()
+    assert pinned(job) == {0, 1}
+    job.run_to_the_end()
+    assert [(v.version, v.scored) for v in job.state.validations] == [(0, 3), (1, 3), (2, 3)]
+    assert job.impure() == [] and job.audit().problems == []
+
+
+def test_an_episode_under_way_may_come_back_to_its_version(world: MakeWorld) -> None:
+    graph = StageGraph(interactive=True, scored=True)
+    job = world(validation_every=2, max_staleness=2, run_ahead=1.0, graph=graph)
+    held_out = [g.id for g in job.state.groups.values() if g.validation is not None]
+    for _ in range(60):
+        if job.state.published == 1:
+            break
+        for worker, task in [x for x in job.tasks() if x[1].group not in held_out]:
+            job.finish(worker, task, done=task.stage == Stage.STEP)
+        job.trainer_turn()
+        job.flush()
+    for group in held_out:
+        job.finish_all(Stage.RESET, group)
+        job.finish_all(Stage.GENERATE, group)
+    job.fetch_all()
+    assert engine_of(job).version == (1, 0), "their steps are not taken yet"
+    for group in held_out:
+        job.finish_all(Stage.STEP, group, done=True)
+    job.fetch_all()
+    assert engine_of(job).version == (1, 1)
 
 
 def test_when_every_engine_has_passed_the_version_the_rest_moves_on(world: MakeWorld) -> None:
@@ -121,17 +186,79 @@ def test_when_every_engine_has_passed_the_version_the_rest_moves_on(world: MakeW
     assert job.state.finished == "complete" and job.audit().problems == []
 
 
+def test_a_held_out_sample_that_met_newer_weights_is_generated_again(world: MakeWorld) -> None:
+    job = world(steps=2, validation_every=1, max_attempts=1)
+    engine = engine_of(job)
+    job.finish_all(Stage.RESET)
+    held_out = [g for g in job.state.groups.values() if g.validation == 0]
+    begun = [job.tasks(Stage.GENERATE, group.id)[0] for group in held_out]
+    job.take_version(engine, 1)
+    for worker, task in begun:
+        job.finish(worker, task)
+    units = [group.units[0] for group in held_out]
+    assert [(u.life, u.failures, u.stage, u.oldest) for u in units] == [
+        (1, 0, "generate", None)
+    ] * 3
+    job.flush()
+    assert pinned(job) == {1}, "nobody holds the version any more"
+    for group in held_out:
+        job.complete(group.id)
+    assert {group.state for group in held_out} == {GroupState.EVALUATED}
+    assert [(u.oldest, u.newest) for u in units] == [(1, 1)] * 3
+    assert job.impure() == [] and job.audit().problems == []
+
+
+def test_what_moves_to_another_version_begins_again(world: MakeWorld) -> None:
+    graph = StageGraph(interactive=True, scored=True)
+    job = world(steps=2, validation_every=1, graph=graph, max_attempts=1)
+    engine = engine_of(job)
+    job.finish_all(Stage.RESET)
+    held_out = [g for g in job.state.groups.values() if g.validation == 0]
+    waits, steps, _ = (group.id for group in held_out)  # the third generates
+    job.finish_all(Stage.GENERATE, group=steps)
+    job.finish_all(Stage.GENERATE, group=waits)
+    job.finish_all(Stage.STEP, group=waits)
+    job.take_version(engine, 1)
+    job.flush()
+    assert pinned(job) == {1}
+    assert [group.units[0].life for group in held_out] == [1, 1, 1]
+    assert [task.stage for group in held_out for _, task in job.tasks(group=group.id)] == [
+        "reset"
+    ] * 3
+    job.crash_scheduler()
+    job.run_to_the_end()
+    assert job.impure() == []
+
+
 def test_an_engine_whose_stream_broke_keeps_the_pin_for_its_grace(world: MakeWorld) -> None:
     job = world(validation_every=1, max_staleness=2, run_ahead=1.0, reconnect_grace=5.0)
     old = engine_of(job)
     job.finish_all(Stage.RESET)
     new = job.add_worker("inference", credits=64)
-    presence.holding(job.state, job.state.workers[new.id], 1, 1)
+    job.take_version(new, 1)
     job.disconnect(old)
     job.flush()
     assert pinned(job) == {0}, "it may come back with what it holds"
     job.now += 6.0
     job.flush()
+    assert pinned(job) == {1}
+
+
+def test_an_engine_that_fell_silent_keeps_no_pin(world: MakeWorld) -> None:
+    """Nothing is given to it, so nobody could ever serve what is left."""
+    job = world(steps=2, validation_every=1, max_staleness=2, run_ahead=1.0, no_progress=3.0)
+    hung = engine_of(job)
+    job.finish_all(Stage.RESET)
+    new = job.add_worker("inference", credits=64)
+    job.take_version(new, 1)
+    job.flush()
+    assert pinned(job) == {0}
+    hung.hung = True
+    for _ in range(22):
+        job.now += 1.0
+        for worker in job.workers.values():
+            job.ping(worker)
+        job.flush()
     assert pinned(job) == {1}
 
 

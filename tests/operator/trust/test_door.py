@@ -123,15 +123,21 @@ def says(**said: Any) -> Any:
 
 
 def test_the_operators_line_shows_its_token_as_it_is_now(door: Door) -> None:
-    token = door.pki.token("line", door.pki.issuer.pod("uid-reward"))
-
     async def history() -> None:
+        issuer = door.pki.issuer
+        shown = issuer.pod("uid-reward")
+
+        async def token() -> str:
+            return shown
+
         link = SchedulerLink(f"127.0.0.1:{door.port}", door.pki.roots, "localhost", token)
         assert await link.progress() is None, "a pod's token opens no door of the operator's"
-        token.write_text(door.pki.issuer.operator())
+        shown = issuer.operator()
         assert await link.progress() is not None
-        token.unlink()
-        assert await link.progress() is None
+        shown = issuer.operator(job="other")
+        assert await link.progress() is None, "what another job's scheduler was shown"
+        shown = ""
+        assert await link.progress() is None, "without a token nobody is called"
         await link.close()
 
     asyncio.run(asyncio.wait_for(history(), SECONDS))
@@ -154,6 +160,20 @@ REFUSED: list[tuple[str, str | None, Any, str, str]] = [
     ),
     ("another cluster's pod", STRANGER.pod("uid-reward"), session, "UNAUTHENTICATED", "stranger"),
     ("the operator as a worker", MINE.operator(), session, "UNAUTHENTICATED", "roll.dev/operator"),
+    (
+        "the operator's token for another job", MINE.operator(job="other"), control,
+        "UNAUTHENTICATED", "is for roll.dev/operator/other, not for roll.dev/operator/job-uid",
+    ),
+    (
+        "the operator's token for another job", MINE.operator(job="other"), sync,
+        "UNAUTHENTICATED", "is for roll.dev/operator/other, not for roll.dev/operator/job-uid",
+    ),
+    (
+        "the operator's token for no job", MINE.sign(aud=["roll.dev/operator"], sub=OPERATOR), sync,
+        "UNAUTHENTICATED", "is for roll.dev/operator, not for roll.dev/operator/job-uid",
+    ),
+    ("for nobody", MINE.sign(sub=OPERATOR), control, "UNAUTHENTICATED", "missing the \"aud\" claim"),
+    ("expired", MINE.operator(seconds=-60), control, "UNAUTHENTICATED", "has expired"),
     ("a worker as the operator", POD, control, "UNAUTHENTICATED", "not for roll.dev/operator"),
     ("a worker that dismisses pods", POD, sync, "UNAUTHENTICATED", "not for roll.dev/operator"),
     (

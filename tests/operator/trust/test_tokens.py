@@ -10,11 +10,18 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from roll_operator.trust.identity import OPERATOR_AUDIENCE, BadToken, NoKeys, PodIdentity, audience
+from roll_operator.trust.identity import (
+    BadToken,
+    NoKeys,
+    PodIdentity,
+    audience,
+    operator_audience,
+)
 from roll_operator.trust.tokens import Verifier
 from support.minted import JOB_UID, OPERATOR, Issuer, write_keys
 
 ISSUER, OTHER = Issuer(), Issuer()
+OPERATORS = operator_audience(JOB_UID)
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def test_a_pods_token_tells_which_pod_it_is(keys: Path) -> None:
         ("gibberish", "can't be trusted"),
         (ISSUER.pod("uid-1", seconds=-60), "has expired"),
         (ISSUER.pod("uid-1", job="another"), f"for roll.dev/another, not for {audience(JOB_UID)}"),
-        (ISSUER.operator(), f"for {OPERATOR_AUDIENCE}, not for"),
+        (ISSUER.operator(), f"for {OPERATORS}, not for"),
         (OTHER.pod("uid-1"), "Signature verification failed"),
         (Issuer("unheard").pod("uid-1"), "the key unheard, unknown"),
         (ISSUER.sign(aud=[audience(JOB_UID)]), "bound to no pod"),
@@ -75,8 +82,12 @@ def test_a_token_that_does_not_count_has_a_reason(keys: Path, token: str, reason
     ("token", "reason"),
     [
         (ISSUER.operator("system:serviceaccount:lab:sums"), "not of the operator"),
-        (ISSUER.operator(to=audience(JOB_UID)), f"not for {OPERATOR_AUDIENCE}"),
-        (ISSUER.pod("uid-1"), f"not for {OPERATOR_AUDIENCE}"),
+        (ISSUER.operator(job="another"), f"for roll.dev/operator/another, not for {OPERATORS}"),
+        (ISSUER.sign(aud=["roll.dev/operator"], sub=OPERATOR), f"not for {OPERATORS}"),
+        (ISSUER.sign(aud=[audience(JOB_UID)], sub=OPERATOR), f"not for {OPERATORS}"),
+        (ISSUER.sign(sub=OPERATOR), "can't be trusted: .*aud"),
+        (ISSUER.operator(seconds=-60), "has expired"),
+        (ISSUER.pod("uid-1"), f"not for {OPERATORS}"),
         (OTHER.operator(), "Signature verification failed"),
     ],
 )
@@ -89,7 +100,7 @@ def test_only_the_operator_is_the_operator(keys: Path, token: str, reason: str) 
 
 def test_without_a_name_for_the_operator_nobody_is(keys: Path) -> None:
     with pytest.raises(BadToken):
-        Verifier(keys, JOB_UID, "").operator(ISSUER.sign(aud=[OPERATOR_AUDIENCE], sub=""))
+        Verifier(keys, JOB_UID, "").operator(ISSUER.sign(aud=[OPERATORS], sub=""))
 
 
 def test_keys_that_change_on_disk_count_at_once(keys: Path) -> None:

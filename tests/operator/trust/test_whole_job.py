@@ -24,8 +24,8 @@ from roll_operator.scheduler.settings import Settings
 from roll_wire import credentials
 from roll_wire.control_pb2 import JobProgress, Pod, Pods, ProgressRequest
 from roll_wire.control_pb2_grpc import ControlStub
+from roll_wire.ports import free_port
 from support.minted import JOB_UID, OPERATOR, Pki
-from support.scheduler_process import free_port
 
 SECONDS = 240.0  # on two busy cores: four processes import torch
 STEPS = 6

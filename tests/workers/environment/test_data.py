@@ -1,6 +1,9 @@
 """Rows from wherever they lie; what is wrong with them is said with the file and the line."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,39 @@ def test_a_folder_gives_the_files_of_the_split(tmp_path: Path) -> None:
     assert list(read_rows("set", tmp_path, "validation")) == ROWS[4:]
 
 
+@pytest.mark.parametrize(
+    ("name", "train", "validation"),
+    [
+        ("latest.jsonl", True, True),  # no "test"
+        ("device-contrain.jsonl", True, True),  # no "dev", no "train"
+        ("Train_0.jsonl", True, False),
+        ("train1.jsonl", True, False),
+        ("dev/part.jsonl", False, True),
+        ("test/train.jsonl", True, False),  # its own name counts before its folder's
+        ("train-test.jsonl", True, True),
+    ],
+)
+def test_a_split_is_a_whole_word_of_a_files_name(
+    tmp_path: Path, name: str, train: bool, validation: bool
+) -> None:
+    file = tmp_path / "set" / name
+    file.parent.mkdir(parents=True)
+    jsonl(file, ROWS)
+    for split, there in (("train", train), ("validation", validation)):
+        if there:
+            assert list(read_rows("set", tmp_path, split)) == ROWS
+        else:
+            with pytest.raises(UserError, match=rf"data\.{split}\.path: the folder .*/set has no"):
+                read_rows("set", tmp_path, split)
+
+
+def test_files_of_no_split_are_taken_where_none_is_of_the_split(tmp_path: Path) -> None:
+    jsonl(tmp_path / "latest.jsonl", ROWS[:2])
+    jsonl(tmp_path / "test.jsonl", ROWS[2:])
+    assert list(read_rows(".", tmp_path, "train")) == ROWS[:2]
+    assert list(read_rows(".", tmp_path, "validation")) == ROWS[2:]
+
+
 def test_a_broken_line_is_named_with_its_file_and_number(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "1="}\n\n{"prompt": \n')
     with pytest.raises(UserError, match=r"data\.jsonl, line 3: not JSON"):
@@ -108,9 +144,9 @@ def test_a_broken_line_is_named_with_its_file_and_number(tmp_path: Path) -> None
         read_rows("data.jsonl", tmp_path, "train")
 
 
-@pytest.mark.parametrize("name", ["no.jsonl", "./no", "a/b/c"])
+@pytest.mark.parametrize("name", ["no.jsonl", "./no", "a/b/c", "a/no.jsonl:main"])
 def test_missing_data_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=r"data\.train\.path: there is no file or folder .*/"):
+    with pytest.raises(UserError, match=r"data\.train\.path: there is no file or folder /[^,]*$"):
         read_rows(name, tmp_path, "train")
 
 
@@ -145,6 +181,73 @@ def test_an_epoch_visits_every_row_once_in_an_order_of_its_own(tmp_path: Path) -
     assert first != second
     assert first == list(permutation(3, 0, data.content_hash, 20))
     assert [data.row(position, validation=True) for position in range(3)] == [0, 1, 2]
+
+
+def from_hub(folder: Path, *asked: tuple[str, str]) -> list[Any]:
+    """(id, split) read by a process of its own, whose folder `hub` is what the library finds without a network."""
+    program = (
+        "import json, sys; from pathlib import Path\n"
+        "from roll_workers.environment.envs.rows import read_rows\n"
+        "from roll_workers.errors import UserError\n"
+        "for path, split in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        rows = read_rows(path, Path(sys.argv[2]), split)\n"
+        "        told = [rows[0], rows.where(1), [row['prompt'] for row in rows], rows.content_hash]\n"
+        "    except UserError as error:\n"
+        "        told = str(error)\n"
+        "    print(json.dumps(told))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(asked), str(folder / "job")],
+        cwd=folder / "hub",
+        env=os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_a_hugging_face_id_is_read_with_its_splits_whatever_they_are_called(tmp_path: Path) -> None:
+    for name in ("digits", "exam", "odd", "both"):
+        (tmp_path / "hub" / "team" / name).mkdir(parents=True)
+    hub = tmp_path / "hub" / "team"
+    jsonl(hub / "digits" / "train.jsonl", ROWS)
+    jsonl(hub / "digits" / "test.jsonl", ROWS[3:])
+    jsonl(hub / "exam" / "test.jsonl", ROWS[1:])
+    (hub / "odd" / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n"
+        "  - {split: easy, path: easy.jsonl}\n  - {split: hard, path: hard.jsonl}\n---\n"
+    )
+    jsonl(hub / "odd" / "easy.jsonl", ROWS)
+    jsonl(hub / "odd" / "hard.jsonl", ROWS)
+    (hub / "both" / "README.md").write_text(
+        "---\nconfigs:\n- {config_name: main, data_files: main.jsonl}\n"
+        "- {config_name: short, data_files: short.jsonl}\n---\n"
+    )
+    jsonl(hub / "both" / "main.jsonl", ROWS)
+    jsonl(hub / "both" / "short.jsonl", ROWS[3:])
+
+    train, held_out, again, only, odd, none, short, unnamed = from_hub(
+        tmp_path,
+        ("team/digits", "train"),
+        ("team/digits", "validation"),
+        ("team/digits", "train"),
+        ("team/exam", "train"),
+        ("team/odd", "train"),
+        ("team/nothing", "train"),
+        ("team/both:short", "train"),
+        ("team/both", "train"),
+    )
+    assert train[:3] == [ROWS[0], "team/digits, row 2", [row["prompt"] for row in ROWS]]
+    assert held_out[2] == ["3=", "4="]
+    assert again == train and held_out[3] != train[3]
+    assert only[2] == ["1=", "2=", "3=", "4="], "of one split there is no choice"
+    assert "team/odd has the splits easy, hard, none of which is called train" in odd
+    assert "there is no file or folder" in none and "team/nothing" in none
+    assert short[2] == ["3=", "4="]
+    assert "write team/both:CONFIG" in unnamed and "['main', 'short']" in unnamed
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:

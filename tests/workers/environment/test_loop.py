@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from roll_api import RLJob
+from roll_wire.ports import free_port
 from roll_wire.sample_pb2 import Trajectory
 from roll_wire.session_pb2 import Cancel, Drain, Failure, LeaseId, Result, Task, Unit
 from roll_workers.environment.loop import main as environment_role
@@ -18,7 +19,7 @@ from roll_workers.environment.setup import Setup, validation_seed
 from roll_workers.errors import UserError
 from roll_workers.runtime.trajectory import action_piece
 from roll_workers.text import Codec
-from scheduler import Scheduler, config_for, free_port, run
+from scheduler import Scheduler, config_for, run
 
 LAKE_CODEC = Codec.of_model("builtin:tiny-qwen2-frozenlake", Path(), Path())
 EXACT = {"name": "exact", "scorer": {"kind": "exactMatch"}}

@@ -13,8 +13,9 @@ from roll_workers.builtin.models import resolve_model
 from roll_workers.inference.engines import Delta, Request
 from roll_workers.inference.engines.llama import Llama
 from roll_workers.inference.engines.passes import Generic
-from roll_workers.inference.engines.sampling import reseed, truncate, uniforms
+from roll_workers.inference.engines.sampling import reseed, uniforms
 from roll_workers.inference.engines.transformers import TransformersEngine, load_model
+from roll_workers.truncation import ruled_out
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -70,6 +71,10 @@ def prompts(n: int, vocabulary: int = 15, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, n)
     return [rng.integers(3, vocabulary, k).astype(np.int32) for k in lengths]
+
+
+def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(ruled_out(logits, top_k, top_p), -torch.inf)
 
 
 def forward_logits(model: Any, prompt: np.ndarray, tokens: list[int]) -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from roll_api import RLJob
+from roll_wire.ports import free_port
 from roll_wire.sample_pb2 import Piece
 from roll_wire.session_pb2 import (
     Cancel,
@@ -36,7 +37,7 @@ from roll_workers.runtime.trajectory import (
     sequences,
 )
 from roll_workers.weights import publish
-from scheduler import Scheduler, config_for, free_port, run, task
+from scheduler import Scheduler, config_for, run, task
 from transformers import AutoModelForCausalLM
 
 PROMPT = [6, 13, 10, 13, 8, 14]
@@ -48,6 +49,7 @@ def job(
     slots: int = 8,
     partial: str = "Resume",
     model: str = "builtin:tiny-qwen2",
+    patience: float = 60.0,
     **sampling: Any,
 ) -> RLJob:
     return RLJob.parse(
@@ -58,7 +60,11 @@ def job(
             "spec": {
                 "model": {"path": model},
                 "data": {"train": {"path": "builtin:largest-of-three"}},
-                "rollout": {"partial": partial, "sampling": {"maxNewTokens": new, **sampling}},
+                "rollout": {
+                    "partial": partial,
+                    "sampling": {"maxNewTokens": new, **sampling},
+                    "retry": {"noProgressSeconds": patience},
+                },
                 "rewards": [{"name": "exact", "scorer": {"kind": "exactMatch"}}],
                 "roles": {
                     "inference": {"replicas": 1, "engine": {"slots": slots}},
@@ -181,6 +187,11 @@ def partials(scheduler: Scheduler) -> list[ProgressItem]:
     return [i for m in scheduler.messages for i in m.progress.items if i.partial]
 
 
+def waiting(scheduler: Scheduler) -> set[int]:
+    items = [i for m in scheduler.messages for i in m.progress.items if i.waiting]
+    return {item.lease.number for item in items}
+
+
 def whole(of: Task, scheduler: Scheduler) -> SequenceArrays:
     """The sample as the scheduler has it: on a slow machine some of it comes before the result."""
     parts = [p.partial for p in partials(scheduler) if p.lease == of.lease]
@@ -266,6 +277,28 @@ def test_an_older_policy_is_ignored_and_a_newer_lineage_is_not(
     with_role(tmp_path, job(), body)
 
 
+def test_a_version_that_is_published_again_replaces_one_that_is_not_held_yet(
+    tmp_path: Path, weights: Weights
+) -> None:
+    async def body(scheduler: Scheduler) -> None:
+        scheduler.say(policy=weights.policy(0))
+        await scheduler.until(lambda: holding(scheduler) == [0])
+        gone = weights.policy(1)
+        gone.manifest_digest = "0" * len(gone.manifest_digest)  # of a trainer that is no more
+        scheduler.say(policy=gone)
+        scheduler.assign(generate(1, min_version=1))
+        scheduler.say(policy=weights.policy(1))
+        await scheduler.until(lambda: scheduler.results())
+        assert holding(scheduler) == [0, 1]
+        scheduler.say(policy=gone)  # nothing is fetched for a version that is held
+        scheduler.assign(generate(2, min_version=1))
+        await scheduler.until(lambda: len(scheduler.results()) == 2)
+        assert holding(scheduler) == [0, 1]
+        drain(scheduler)
+
+    with_role(tmp_path, job(), body)
+
+
 def test_new_weights_in_flight_resume_with_the_tokens_and_versions_so_far(
     tmp_path: Path, weights: Weights, endless: str, unhurried: None
 ) -> None:
@@ -295,6 +328,24 @@ def test_new_weights_in_flight_resume_with_the_tokens_and_versions_so_far(
             np.testing.assert_allclose(sample.logprobs[acted][mine], expected[mine], atol=3e-5)
 
     with_role(tmp_path, job(model=endless, new=160), body)
+
+
+def test_samples_that_wait_for_a_slot_or_for_weights_say_so(
+    tmp_path: Path, weights: Weights, endless: str, unhurried: None
+) -> None:
+    async def body(scheduler: Scheduler) -> None:
+        scheduler.say(policy=weights.policy(0))
+        scheduler.assign(generate(1), generate(2), generate(3, min_version=1))
+        await scheduler.until(lambda: waiting(scheduler) == {2})
+        scheduler.say(cancel=Cancel(leases=[generate(1).lease]))
+        await scheduler.until(lambda: any(p.lease.number == 2 for p in partials(scheduler)))
+        gone = weights.policy(1)
+        gone.manifest_digest = "0" * len(gone.manifest_digest)
+        scheduler.say(policy=gone)
+        await scheduler.until(lambda: waiting(scheduler) == {2, 3})
+        drain(scheduler)
+
+    with_role(tmp_path, job(model=endless, new=900, slots=1, patience=0.4), body)
 
 
 def test_with_discard_a_sample_starts_over_at_new_weights(

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 from roll_api import RLJob
 from roll_wire import sample_pb2
+from roll_wire.ports import free_port
 from roll_wire.session_pb2 import Cancel, Drain, Failure, Task
 from roll_workers.errors import UserError
 from roll_workers.reward.loop import main as reward_role
 from roll_workers.runtime.trajectory import Trajectory, action_piece, prompt_piece
 from roll_workers.text import Codec
-from scheduler import Scheduler, config_for, free_port, run, task
+from scheduler import Scheduler, config_for, run, task
 
 CODEC = Codec.of_model("builtin:tiny-qwen2", Path(), Path())
 EOS = 1
 
 
-def job_with(*rewards: dict[str, Any]) -> RLJob:
+def job_with(*rewards: dict[str, Any], rollout: dict[str, Any] | None = None) -> RLJob:
     return RLJob.parse(
         {
             "apiVersion": "roll.dev/v1alpha1",
@@ -32,6 +33,7 @@ def job_with(*rewards: dict[str, Any]) -> RLJob:
                 "model": {"path": "builtin:tiny-qwen2"},
                 "data": {"train": {"path": "builtin:largest-of-three"}},
                 "rewards": list(rewards),
+                "rollout": rollout or {},
                 "roles": {
                     "inference": {"replicas": 1},
                     "reward": {"replicas": 1},
@@ -121,6 +123,20 @@ def test_each_way_to_fail_has_its_kind_and_none_is_a_zero(
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == 1, "five failures in a moment are one line in the log"
     assert warnings[0].startswith("sample ")
+
+
+def test_an_answer_that_is_judged_for_long_is_never_without_a_sign_of_life(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("import time\ndef score(): return time.sleep(4) or 1.0\n")
+    mine = {"name": "mine", "scorer": {"python": "rewards.py:score"}}
+    job = job_with(mine, rollout={"retry": {"noProgressSeconds": 2.0}})
+
+    async def body(scheduler: Scheduler) -> None:
+        scheduler.assign(score_task(1, "7"))
+        await scheduler.until(scheduler.results)
+        signs = [item for m in scheduler.messages for item in m.progress.items]
+        assert len(signs) >= 2, "of four seconds none may pass two without a sign"
+
+    with_role(tmp_path, job, body)
 
 
 def test_a_cancelled_task_is_dropped_and_a_draining_worker_hands_back_the_rest(

@@ -31,8 +31,9 @@ def entry(name: str, said: Any, *tags: str, weight: float = 1.0) -> Entry:
     return Entry(name, frozenset(tags), weight, Fixed(said))
 
 
-def score(*entries: Entry, tag: str = "number") -> Reward:
-    return asyncio.run(Rewards(entries).score(ScoredSample("p", "r", tag=tag)))
+def score(*entries: Entry, tag: str = "number", turns: int = 0) -> Reward:
+    sample = ScoredSample("p", "r", tag=tag, turns=[{}] * turns)
+    return asyncio.run(Rewards(entries).score(sample))
 
 
 def test_the_value_is_the_weighted_sum_and_the_parts_have_the_rewards_names() -> None:
@@ -43,6 +44,24 @@ def test_the_value_is_the_weighted_sum_and_the_parts_have_the_rewards_names() ->
 def test_a_rewards_own_parts_stand_under_its_name() -> None:
     reward = score(entry("mine", Reward(3.0, {"a": 1.0, "b": 2.0}, [1.0, 2.0]), weight=2.0))
     assert reward == Reward(6.0, {"mine": 3.0, "mine.a": 1.0, "mine.b": 2.0}, [2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        (0, [2.0 - 0.5, 4.0]),  # no episode: all of it is one turn
+        (2, [2.0, 4.0 - 0.5]),
+        (4, [2.0, 4.0, 0.0, -0.5]),
+    ],
+)
+def test_a_reward_without_turns_beside_one_with_them_is_the_last_turns(
+    turns: int, expected: list[float]
+) -> None:
+    by_turn = entry("steps", Reward(3.0, turns=[1.0, 2.0]), weight=2.0)
+    whole = entry("form", 0.5, weight=-1.0)
+    for entries in ((by_turn, whole), (whole, by_turn)):
+        reward = score(*entries, turns=turns)
+        assert (reward.value, reward.turns) == (5.5, expected)
 
 
 def test_only_rewards_with_the_rows_tag_judge_it() -> None:

@@ -8,7 +8,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +25,8 @@ from roll_workers.reward.scorers import (
     as_reward,
 )
 from roll_workers.reward.scorers.matching import ExactMatch, Regex
-from roll_workers.reward.scorers.maths import Math
-from roll_workers.reward.scorers.processes import ScorerProcesses
+from roll_workers.reward.scorers.maths import Math, verify_answer
+from roll_workers.reward.scorers.processes import ASYNC_CALLS, STUCK_SECONDS, ScorerProcesses
 from roll_workers.reward.scorers.python import Python
 
 LIMIT = 60.0
@@ -116,6 +118,25 @@ def test_math_compares_values_and_not_spelling() -> None:
     assert values == [1.0, 1.0, 0.0, 0.0, 1.0]
     assert isinstance(failure, ScorerError)
     assert "not mathematics" in str(failure)
+
+
+@pytest.mark.parametrize("what", ["parse", "verify"])
+@pytest.mark.parametrize("exhausted", [MemoryError, RecursionError])
+def test_math_without_memory_or_stack_is_a_failure_and_not_a_zero(
+    monkeypatch: pytest.MonkeyPatch, what: str, exhausted: type[Exception]
+) -> None:
+    def has_none_left(*args: Any, **options: Any) -> None:
+        raise exhausted
+
+    assert verify_answer("$8$", "7", precision=6) == 0.0
+    monkeypatch.setattr(f"math_verify.{what}", has_none_left)
+    with pytest.raises(exhausted):
+        verify_answer("$9$", "7", precision=6)
+
+
+def test_math_that_cannot_be_read_or_compared_is_a_zero() -> None:
+    assert verify_answer("$\\frac{1}{0}$", "7", precision=6) == 0.0
+    assert verify_answer("$\\frac{1}{$", "7", precision=6) == 0.0
 
 
 def test_math_that_takes_too_long_is_a_time_out_and_the_next_one_works() -> None:
@@ -289,6 +310,143 @@ def test_a_hanging_function_is_a_time_out_and_does_not_hold_up_others(tmp_path: 
     with_scorer(scorer, body)
 
 
+def call_all(
+    folder: Path,
+    code: str,
+    calls: int,
+    *,
+    processes: int,
+    apart: float = 0.0,
+    ended: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """What calls return that begin `apart` seconds one after the other; `ended` is told of each."""
+    (folder / "rewards.py").write_text(textwrap.dedent(code))
+    scorer = ScorerProcesses("rewards.py:score", source=folder, timeout=20, processes=processes)
+
+    async def call() -> int:
+        reward = await scorer.call({})
+        ended()
+        return int(reward.value)
+
+    async def main() -> list[int]:
+        async with asyncio.timeout(LIMIT):
+            await scorer.start()
+            try:
+                begun = []
+                for _ in range(calls):
+                    begun.append(asyncio.create_task(call()))
+                    await asyncio.sleep(apart)
+                return await asyncio.gather(*begun)
+            finally:
+                await scorer.close()
+
+    return asyncio.run(main())
+
+
+def test_a_long_queue_of_calls_that_end_adds_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that moves with each call that ends, so that a machine that stands still is no hung call."""
+    ended = 0
+    clock = SimpleNamespace(monotonic=lambda: ended * STUCK_SECONDS / 4)
+    monkeypatch.setattr("roll_workers.reward.scorers.processes.time", clock)
+
+    def count() -> None:
+        nonlocal ended
+        ended += 1
+
+    code = "import os, time\ndef score():\n    time.sleep(0.1)\n    return os.getpid()\n"
+    assert len(set(call_all(tmp_path, code, 32, processes=2, ended=count))) <= 2
+
+
+def test_calls_are_taken_in_the_order_in_which_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_workers.reward.scorers.processes.MOST_PROCESSES", 1)
+    code = """
+        import itertools, time
+        numbers = itertools.count()
+        def score():
+            time.sleep(0.3)
+            return next(numbers)
+        """
+    assert call_all(tmp_path, code, 10, processes=1, apart=0.1) == list(range(10))
+
+
+def test_processes_that_hung_calls_made_necessary_end_when_they_are_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_workers.reward.scorers.processes.IDLE_SECONDS", 0.5)
+    (tmp_path / "rewards.py").write_text(
+        "import os, time\ndef score(hangs=''):\n"
+        "    while os.path.exists(hangs):\n        time.sleep(0.01)\n    return os.getpid()\n"
+    )
+    hangs = tmp_path / "hangs"
+    hangs.touch()
+    scorer = ScorerProcesses("rewards.py:score", source=tmp_path, timeout=LIMIT, processes=1)
+
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT):
+            await scorer.start()
+            try:
+                hung = asyncio.create_task(scorer.call({"hangs": str(hangs)}))
+                await asyncio.sleep(0)
+                quick = await scorer.call({})
+                hangs.unlink()
+                pids = {int(reward.value) for reward in (quick, await hung)}
+                assert len(pids) == 2
+                await asyncio.to_thread(_wait_for, lambda: sum(map(_alive, pids)) == 1)
+                [left] = filter(_alive, pids)
+                assert int((await scorer.call({})).value) == left
+            finally:
+                await scorer.close()
+
+    asyncio.run(main())
+
+
+def test_processes_that_do_not_start_are_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_workers.reward.scorers.processes.STUCK_SECONDS", 1.0)
+    (tmp_path / "rewards.py").write_text(
+        textwrap.dedent(
+            """
+            import os, time
+            with open("attempts", "a") as attempts:
+                print(time.monotonic(), file=attempts)
+            if os.path.exists("hangs"):
+                raise MemoryError
+            def score(hangs):
+                while hangs and os.path.exists("hangs"):
+                    time.sleep(0.01)
+                return 1.0
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    scorer = ScorerProcesses("rewards.py:score", source=tmp_path, timeout=LIMIT, processes=1)
+
+    hangs = tmp_path / "hangs"
+
+    def attempts() -> list[float]:
+        return [float(line) for line in Path("attempts").read_text().splitlines()[1:]]
+
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT):
+            await scorer.start()
+            try:
+                hangs.touch()
+                calls = [asyncio.create_task(scorer.call({"hangs": yes})) for yes in (True, False)]
+                await asyncio.to_thread(_wait_for, lambda: len(attempts()) >= 3)
+                hangs.unlink()
+                assert await asyncio.gather(*calls) == [Reward(1.0)] * 2
+            finally:
+                await scorer.close()
+
+    asyncio.run(main())
+    assert min(later - one for one, later in pairwise(attempts())) >= 1.0
+
+
 def test_async_functions_share_a_process_and_end_at_their_time_out(tmp_path: Path) -> None:
     scorer = user_function(
         tmp_path,
@@ -329,6 +487,83 @@ def test_an_async_function_that_blocks_its_process_is_a_time_out_too(tmp_path: P
         assert await scorer.score(sample("7")) == Reward(1.0)
 
     with_scorer(scorer, body)
+
+
+def test_cancelled_calls_of_an_async_function_give_back_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_workers.reward.scorers.processes.MOST_PROCESSES", 1)
+    (tmp_path / "rewards.py").write_text(
+        textwrap.dedent(
+            """
+            import asyncio
+            running = 0
+            async def score(response):
+                global running
+                if response == "7":
+                    return running
+                running += 1
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    running -= 1
+            """
+        )
+    )
+    scorer = ScorerProcesses("rewards.py:score", source=tmp_path, timeout=50.0, processes=1)
+
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT):
+            await scorer.start()
+            try:
+                for _ in range(ASYNC_CALLS + 1):
+                    call = asyncio.create_task(scorer.call({"response": "wait"}))
+                    while not (await scorer.call({"response": "7"})).value:
+                        pass  # the call that is to be cancelled has begun
+                    call.cancel()
+                    await asyncio.wait([call])
+                    while (await scorer.call({"response": "7"})).value:
+                        pass  # the function has been told
+            finally:
+                await scorer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("poison", "expected"),
+    [
+        ("os._exit(7)", ScorerCrash),
+        ("time.sleep(999)", ScorerTimeout),
+        ("time.sleep(4)", ScorerTimeout),  # blocks all beyond their time, yet goes on by itself
+    ],
+)
+def test_a_poison_call_of_an_async_function_does_not_condemn_its_neighbours(
+    tmp_path: Path, poison: str, expected: type[object]
+) -> None:
+    scorer = user_function(
+        tmp_path,
+        f"""
+        import asyncio, os, time
+        together = 0
+        async def score(response):
+            global together
+            together += 1
+            while together == 1 and not os.path.exists("{tmp_path}/met"):
+                await asyncio.sleep(0.01)  # for company
+            open("{tmp_path}/met", "w").close()
+            await asyncio.sleep(0.3)
+            if response == "poison":
+                {poison}
+            await asyncio.sleep(0.3)
+            return 1.0
+        """,
+        timeout=3.0,
+    )
+    neighbours = [sample("7") for _ in range(9)]
+    ended, *others = score(scorer, sample("poison"), *neighbours)
+    assert isinstance(ended, expected)
+    assert others == [Reward(1.0)] * 9
 
 
 def test_a_function_that_ends_its_process_is_a_crash_and_the_next_call_works(

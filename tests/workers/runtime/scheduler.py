@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,6 @@ def run(main: Callable[[], Awaitable[None]], timeout: float = TIMEOUT) -> None:
         await asyncio.wait_for(main(), timeout)
 
     asyncio.run(limited())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def config_for(scheduler: int, folder: Path = Path("."), **changes: Any) -> WorkerConfig:

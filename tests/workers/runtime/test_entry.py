@@ -10,10 +10,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from roll_wire.ports import free_port
 from roll_workers.errors import UserError
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.metrics import serve_metrics
-from scheduler import TIMEOUT, Scheduler, config_for, free_port, run
+from scheduler import TIMEOUT, Scheduler, config_for, run
 
 JOB = {
     "apiVersion": "roll.dev/v1alpha1",

@@ -4,12 +4,15 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from roll_api.rollout import Retry
 from roll_wire import PROTOCOL
 from roll_wire.columns import unpack_results
+from roll_wire.ports import free_port
 from roll_wire.session_pb2 import (
     Ack,
     Cancel,
@@ -24,8 +27,9 @@ from roll_wire.session_pb2 import (
     Welcome,
 )
 from roll_workers import errors
+from roll_workers.runtime import stream
 from roll_workers.runtime.session import Cancelled, Draining, PolicyChange, Session, lease_key
-from scheduler import Scheduler, config_for, free_port, run, task
+from scheduler import Scheduler, config_for, run, task
 
 
 def numbers(items: list) -> list[int]:
@@ -48,7 +52,6 @@ def test_a_result_travels_with_all_that_was_said_about_it() -> None:
                 newest=PolicyVersion(lineage=1, number=5),
                 reward=0.0,
                 done=True,
-                busy=0.25,
             )
             await scheduler.until(scheduler.results)
             [result] = scheduler.results()
@@ -57,7 +60,6 @@ def test_a_result_travels_with_all_that_was_said_about_it() -> None:
             assert (result.tokens, result.oldest.number, result.newest.number) == (3, 4, 5)
             assert result.has_reward
             assert result.done
-            assert result.busy_micros == 250_000
             [hello] = scheduler.hellos
             assert (hello.role, hello.pool, hello.credits, hello.protocol) == (
                 "reward",
@@ -169,6 +171,11 @@ def test_a_stream_that_the_scheduler_cancels_is_opened_again() -> None:
         await scheduler.kill()
 
     run(main)
+
+
+def test_a_worker_tries_to_come_back_more_than_once_before_its_samples_are_given_away() -> None:
+    grace = Retry().reconnect_grace_seconds
+    assert grace > 2 * stream.LAST_DELAY, "however long the scheduler was away"
 
 
 def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
@@ -403,21 +410,25 @@ def test_sigterm_before_the_first_welcome_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("pool", ["reward", "policy"])
-def test_health_is_serving_once_the_worker_can_be_of_use(pool: str) -> None:
+def test_health_is_serving_once_the_worker_can_be_of_use(pool: str, tmp_path: Path) -> None:
     async def main() -> None:
+        ready = tmp_path / "ready"
+        ready.touch()  # by a process that was here before
         scheduler = Scheduler(free_port())
         await scheduler.start()
         async with (
-            Session(config_for(scheduler.port), pool=pool, credits=8) as session,
+            Session(config_for(scheduler.port, ready=ready), pool=pool, credits=8) as session,
             grpc.aio.insecure_channel(session.address) as channel,
         ):
             assert scheduler.hellos[0].address == session.address
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             if pool == "policy":
                 assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                assert not ready.exists()
                 session.holding((1, 0))
             while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                 pass
+            assert ready.exists(), "for the kubelet"
             watch.cancel()
         await scheduler.kill()
 

@@ -12,10 +12,11 @@ import grpc.aio
 import pytest
 from roll_wire import trainer_pb2, trainer_pb2_grpc
 from roll_wire.columns import ShardSample, pack_samples, unpack_samples
+from roll_wire.ports import free_port
 from roll_wire.session_pb2 import Drain, Refused
 from roll_workers import errors
 from roll_workers.runtime.trainer_session import TrainerSession
-from scheduler import TIMEOUT, Scheduler, config_for, free_port
+from scheduler import TIMEOUT, Scheduler, config_for
 
 
 class Batches(trainer_pb2_grpc.TrainerServicer):
@@ -24,6 +25,7 @@ class Batches(trainer_pb2_grpc.TrainerServicer):
         self.not_yet = 0
         self.requests: list[Any] = []
         self.breaks = 0
+        self.hangs = False  # takes calls, and answers none
 
     async def AcquireBatch(self, request: Any, context: Any) -> trainer_pb2.Batch:
         self.requests.append(request)
@@ -36,10 +38,17 @@ class Batches(trainer_pb2_grpc.TrainerServicer):
 
     async def FetchShard(self, request: Any, context: Any) -> AsyncIterator[trainer_pb2.ShardChunk]:
         yield pack_samples([ShardSample((0, 0), 0, 0.0, (0.0,), b"")])
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.breaks:
             self.breaks -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
         yield pack_samples([ShardSample((0, 1), 1, 0.0, (0.0,), b"")])
+
+    async def CommitCheckpoint(self, request: Any, context: Any) -> trainer_pb2.CheckpointReply:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return trainer_pb2.CheckpointReply()
 
 
 class Running:
@@ -186,6 +195,34 @@ def test_a_drained_trainer_does_not_wait_for_a_scheduler_for_ever(
         with pytest.raises(errors.Drained, match="no scheduler"):
             session.calls.FetchShard(trainer_pb2.ShardRequest(step=3))
         running.start()
+
+
+@pytest.mark.parametrize("call", ["FetchShard", "CommitCheckpoint"])
+def test_a_drained_trainer_does_not_wait_for_a_scheduler_that_hangs(
+    running: Running, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr("roll_workers.runtime.trainer_session.DRAIN_SECONDS", 1.0)
+    running.start()
+    running.batches.hangs = True
+    requests = {
+        "FetchShard": trainer_pb2.ShardRequest(step=3, world=2),
+        "CommitCheckpoint": trainer_pb2.CheckpointCommit(),
+    }
+    with trainer(running) as session:
+        session.welcome()
+        running.later(0.5, lambda: session.drain("SIGTERM"))
+        with pytest.raises(errors.Drained, match="does not answer"):
+            getattr(session.calls, call)(requests[call])
+
+
+def test_a_refusal_on_the_stream_reaches_a_share_that_does_not_come(running: Running) -> None:
+    running.start()
+    running.batches.hangs = True
+    with trainer(running) as session:
+        session.welcome()
+        running.later(0.3, lambda: running.say(refused=Refused(reason="fenced")))
+        with pytest.raises(errors.Refused, match="fenced"):
+            session.calls.FetchShard(trainer_pb2.ShardRequest(step=3, world=2))
 
 
 def test_a_drain_before_all_ranks_are_there_ends_the_wait(running: Running) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from roll_operator.trust import certificates
 from roll_wire import credentials
+from roll_wire.ports import free_port
 from roll_wire.session_pb2 import Policy, PolicyVersion
 from roll_wire.weights_pb2 import FetchRequest, ManifestRequest
 from roll_wire.weights_pb2_grpc import WeightsStub
@@ -20,7 +21,7 @@ from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.health import Services
 from roll_workers.runtime.session import Session
 from roll_workers.weights import FetchError, fetch, publish, serve_weights
-from scheduler import TIMEOUT, Scheduler, config_for, free_port, run
+from scheduler import TIMEOUT, Scheduler, config_for, run
 from support.minted import Pki
 
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "the token has expired")

@@ -79,6 +79,21 @@ def test_passes_respect_the_limit_and_keep_lengths_together() -> None:
     )
 
 
+@pytest.mark.parametrize(("answer", "passes"), [(64, 10), (30, 4), (4, 2)])
+def test_lanes_are_equally_busy(answer: int, passes: int) -> None:
+    tokens = list(range(3, 3 + answer % 12)) + [5] * (answer - answer % 12)
+    batch = shard(*((n, dialogue([3, 4, 5], (tokens, []))) for n in range(256))).batch
+    parts = list(micro_batches(batch, SHAPE, 2048, lanes=2))
+    first, second = (sum(part.input_ids.size for part in parts[n::2]) for n in (0, 1))
+    assert len(parts) == passes
+    assert max(first, second) < 1.04 * (first + second) / 2
+
+
+def test_a_small_batch_is_not_cut_for_the_sake_of_lanes() -> None:
+    batch = shard(*((n, dialogue([3, 4, 5], ([6, 7], []))) for n in range(16))).batch
+    assert len(list(micro_batches(batch, SHAPE, 2048, lanes=2))) == 1
+
+
 @pytest.fixture(scope="module")
 def strategy(model_folder: Path) -> TorchStrategy:
     made = TorchStrategy(0, 1)

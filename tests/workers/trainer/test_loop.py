@@ -8,7 +8,7 @@ import pytest
 import torch
 from roll_api import RLJob
 from roll_api.roles import Strategy as StrategySpec
-from roll_workers.errors import Fenced, UserError
+from roll_workers.errors import Fenced, Unreachable, UserError
 from roll_workers.runtime.trainer_session import TrainerSession
 from roll_workers.trainer import checkpoint as checkpoints
 from roll_workers.trainer.loop import Trainer
@@ -68,6 +68,7 @@ def test_the_order_of_calls_is_the_contract(scheduler: Scheduler, model_folder: 
     assert scheduler.log == [
         "position",
         "rewind 0",
+        "position",  # what the ledger knows now
         "commit 0",  # checkpoint 0 exists before the version that lets samples in
         "publish 0",
         "acquire 1",
@@ -157,6 +158,43 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     assert "checkpoint of step 4" in caplog.text and "falling back" in caplog.text
     assert "optimizer.pt does not match its checksum" in caplog.text
     assert scheduler.versions[-1] == expected
+    assert not newest.parent.exists(), "nobody vouches for it any more"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "optimizer.pt"])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_a_damaged_one(
+    scheduler: Scheduler, model_folder: Path, name: str
+) -> None:
+    train(scheduler, job(model_folder, steps=4))
+    file = scheduler.storage / scheduler.checkpoints[0].path / name
+    whole = file.rename(scheduler.storage / "whole")
+    file.symlink_to(file)  # which the system refuses to open, whoever asks
+
+    with pytest.raises(Unreachable, match=rf"step-000004-t1/{name} can't be read: Too many levels"):
+        train(scheduler, job(model_folder, steps=4), attempt=1)
+    whole.rename(file)
+    train(scheduler, job(model_folder, steps=4), attempt=2)
+    assert scheduler.rewinds == [0, 4]
+
+
+def test_a_checkpoint_names_the_settings_of_the_steps_after_it(
+    scheduler: Scheduler, model_folder: Path
+) -> None:
+    def rate(step: int) -> float:
+        [kept] = [c for c in scheduler.checkpoints if c.step == step]
+        manifest = checkpoints.verify(scheduler.storage / kept.path, kept.digest)
+        assert manifest.arithmetic is not None
+        return float(manifest.arithmetic["algorithm"]["learningRate"])
+
+    scheduler.keep_last = 9
+    train(scheduler, job(model_folder, steps=2, algorithm={"learningRate": 1e-3}))
+    train(scheduler, job(model_folder, steps=4, algorithm={"learningRate": 2e-3}), attempt=1)
+    train(scheduler, job(model_folder, steps=4, algorithm={"learningRate": 2e-3}), attempt=2)
+    assert [rate(step) for step in (0, 2, 4)] == [1e-3, 2e-3, 2e-3]
+    commits = [what for what in scheduler.log if what.startswith("commit")]
+    assert commits == ["commit 0", "commit 2", "commit 2", "commit 4"], "again where they changed"
+    left = {path.name for path in (scheduler.storage / "checkpoints").iterdir()}
+    assert left == {"step-000000-t1", "step-000002-t2", "step-000004-t2"}
 
 
 def test_only_what_the_ledger_keeps_stays_on_disk(scheduler: Scheduler, model_folder: Path) -> None:
@@ -175,11 +213,13 @@ def test_without_an_intact_checkpoint_it_starts_from_the_model(
     scheduler: Scheduler, model_folder: Path
 ) -> None:
     train(scheduler, job(model_folder, steps=2))
+    newest = scheduler.storage / scheduler.checkpoints[0].path
     for checkpoint in scheduler.checkpoints:
         (scheduler.storage / checkpoint.path / "manifest.json").unlink()
     train(scheduler, job(model_folder, steps=2), attempt=1)
     assert scheduler.rewinds == [0, 0]
     assert scheduler.log.count("commit 0") == 2
+    assert (newest / "optimizer.pt").exists(), "for who can mend it"
 
 
 def test_a_job_that_runs_out_of_batches_keeps_its_last_step(

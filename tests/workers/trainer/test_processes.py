@@ -1,13 +1,20 @@
 """Real trainer processes: killed, drained, and two of them as one."""
 
+import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
+from roll_wire.channel import CLIENT_OPTIONS
+from roll_wire.ports import free_port
+from roll_wire.session_pb2 import PolicyVersion
+from roll_wire.weights_pb2 import FetchRequest, ManifestRequest
+from roll_wire.weights_pb2_grpc import WeightsStub
 from roll_workers.trainer.checkpoint import verify
 from safetensors.torch import load_file
 from trainer_world import Scheduler, job
@@ -15,12 +22,6 @@ from trainer_world import Scheduler, job
 pytestmark = pytest.mark.slow
 SECONDS = 200  # a busy machine takes long to import torch
 Schedulers = Callable[..., Scheduler]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_killed_trainer_and_its_successor_end_with_the_bits_of_an_undisturbed_one(
@@ -68,6 +69,40 @@ def test_a_trainer_stays_with_its_last_version_until_the_job_is_over(
         worker.wait(1.5)
     scheduler.validated = True
     assert worker.wait(SECONDS) == 0, scheduler.worker_log()
+
+
+def test_a_receiver_that_stopped_reading_does_not_hold_up_the_trainer(
+    scheduler: Scheduler, model_folder: Path
+) -> None:
+    scheduler.last_batch, scheduler.validated = (
+        0,
+        False,
+    )  # it serves version 0, and stays at the end
+    weights = {"transfer": "Stream", "keep": 1}
+    worker = scheduler.start_worker(job(model_folder, steps=4, weights=weights))
+    scheduler.wait_for(lambda: scheduler.address and "acquire 1" in scheduler.log, SECONDS)
+    version = PolicyVersion(lineage=1, number=0)
+    narrow = [*CLIENT_OPTIONS, ("grpc.http2.bdp_probe", 0)]  # no room for all of it on the way
+    with grpc.insecure_channel(scheduler.address, options=narrow) as channel:
+        manifest = WeightsStub(channel).GetManifest(ManifestRequest(version=version))
+        [file] = manifest.files
+        stream = WeightsStub(channel).Fetch(FetchRequest(version=version, file=file.name))
+        received = next(stream).data
+        scheduler.last_batch = 4
+        scheduler.wait_for(lambda: "commit 4" in scheduler.log, SECONDS)
+        assert any(
+            "l1-v000000" in name and name.endswith("(deleted)") for name in open_files(worker.pid)
+        ), "it still serves what it has removed, so the receiver did hang"
+        received += b"".join(chunk.data for chunk in stream)
+    assert len(received) == file.size, "and whoever goes on reading gets all of it"
+
+
+def open_files(pid: int) -> list[str]:
+    names = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            names.append(os.readlink(file))
+    return names
 
 
 def test_two_ranks_train_what_one_trains(schedulers: Schedulers, model_folder: Path) -> None:

@@ -116,6 +116,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
         self.rewinds: list[int] = []
         self.reports: list[tuple[int, int, dict[str, float]]] = []  # term, step, metrics
         self.versions: list[tuple[int, str]] = []  # number, digest
+        self.address = ""  # at which the trainer serves weights
         self.log: list[str] = []
         self.changed = threading.Condition()
         self._attempts: dict[int, int] = {}  # attempt -> term
@@ -240,6 +241,7 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
     def Rewind(self, request: Any, context: Any) -> Any:
         self.rewinds.append(request.step)
         self._note(f"rewind {request.step}", request, context)
+        self.checkpoints = [c for c in self.checkpoints if c.step <= request.step]
         return trainer_pb2.RewindReply(lineage=1)
 
     def AcquireBatch(self, request: Any, context: Any) -> Any:
@@ -272,10 +274,13 @@ class Scheduler(session_pb2_grpc.SessionServicer, trainer_pb2_grpc.TrainerServic
 
     def _published(self, said: trainer_pb2.Publication) -> None:
         self.versions.append((said.version.number, said.manifest_digest))
+        streams = [place for place in said.locations if place.startswith("grpc:")]
+        self.address = streams[0].removeprefix("grpc:") if streams else ""
 
     def CommitCheckpoint(self, request: Any, context: Any) -> Any:
         self._note(f"commit {request.checkpoint.step}", request, context)
-        self.checkpoints.insert(0, request.checkpoint)
-        gone = self.checkpoints[self.keep_last :]
-        del self.checkpoints[self.keep_last :]
+        gone = [c for c in self.checkpoints if c.step == request.checkpoint.step]
+        kept = [request.checkpoint, *(c for c in self.checkpoints if c not in gone)]
+        self.checkpoints, surplus = kept[: self.keep_last], kept[self.keep_last :]
+        gone += surplus
         return trainer_pb2.CheckpointReply(remove=[c.path for c in gone])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -95,7 +94,6 @@ class Episodes:
                 self.session.release()
 
     async def handle(self, task: Task) -> None:
-        began = time.perf_counter()
         key = unit_key(task.unit)
         call = partial(self._call, task)
         # Whoever works on an episode takes it out: what goes wrong on the way leaves none behind.
@@ -130,7 +128,6 @@ class Episodes:
                 reward=turn.reward,
                 done=turn.done,
                 resident=not turn.done,
-                busy=time.perf_counter() - began,
             )
 
     def _fail(self, task: Task, kind: Failure.Kind, how: str) -> None:

@@ -1,7 +1,8 @@
 """The inference role: takes samples, decodes all of them together, hands back what the policy said.
 
-Three tasks share one thread: `_listen` to the scheduler, `_decode` step by step, `_follow` the published
-weights. Because nothing else runs during a step, weights change exactly between two of them.
+Four tasks share one thread: `_listen` to the scheduler, `_decode` step by step, `_follow` the published
+weights, and `_say_what_waits`. Because nothing else runs during a step, weights change exactly between two of
+them, and a step that hangs silences all.
 
 Invariants:
 - nothing is taken before a published version is held, and no token of a task is sampled by a version
@@ -46,6 +47,7 @@ BEAT_SECONDS = 0.5
 AHEAD_TOKENS = 4096  # of short answers as many wait here as are decoded during a round trip
 LONG_STEP, BREATH = 0.02, 0.002  # seconds: a slow model's step is followed by time for the network
 RETRY_SECONDS = 1.0
+WEIGHTS_SECONDS = 600.0  # samples wait here no longer for weights that can't be had
 
 
 async def main(config: WorkerConfig, job: RLJob) -> None:
@@ -54,7 +56,8 @@ async def main(config: WorkerConfig, job: RLJob) -> None:
     folder = resolve_model(job.spec.model.path, config.storage, config.source)
     engine = open_engine(job, folder)
     cache = config.storage / "weights-cache" / config.pod
-    session = Session(config, pool="policy", credits=0, serve=[serve_weights(cache)])
+    serving = serve_weights(cache, closed=config.tls is not None)
+    session = Session(config, pool="policy", credits=0, serve=[serving])
     async with session:
         await Inference(job, engine, session, Codec.of_folder(folder), cache).run()
 
@@ -72,13 +75,16 @@ class Inference:
         self.writer = ActionWriter()
         self.running: dict[Key, Rollout] = {}
         self.early: dict[Key, Task] = {}  # need weights that are not here yet
+        self.patience = job.spec.rollout.retry.no_progress_seconds
         self.newest: Policy | None = None
+        self.behind: float | None = None  # since when a newer version is sought
         self.announced = asyncio.Event()
         self.work = asyncio.Event()
 
     async def run(self) -> None:
         """Ends when the session does; whatever goes wrong in a task goes wrong here."""
-        tasks = [asyncio.create_task(t) for t in (self._listen(), self._decode(), self._follow())]
+        parts = self._listen(), self._decode(), self._follow(), self._say_what_waits()
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -96,9 +102,11 @@ class Inference:
                 for lease in event.leases:
                     self._forget(lease_key(lease))
             elif isinstance(event, PolicyChange):
-                if self.newest is None or _version(event.policy) > _version(self.newest):
-                    self.newest = event.policy
-                    self.announced.set()
+                # The last word counts, also for an older version: the weights of the newer may be gone.
+                if self.newest and _version(event.policy) < _version(self.newest):
+                    self.behind = None
+                self.newest = event.policy
+                self.announced.set()
             elif isinstance(event, Draining):
                 self._hand_back()
 
@@ -118,7 +126,7 @@ class Inference:
             await asyncio.sleep(BREATH if ended - began > LONG_STEP else 0)
 
     async def _follow(self) -> None:
-        """Only the newest version counts: what was published during a fetch is skipped."""
+        """Only the last word counts: what was published during a fetch is skipped. No worker goes back."""
         while True:
             await self.announced.wait()
             self.announced.clear()
@@ -126,6 +134,7 @@ class Inference:
             policy = self.newest
             if _version(policy) <= self.version:
                 continue
+            self.behind = time.monotonic() if self.behind is None else self.behind
             try:
                 trust = self.session.config.trust
                 _, weights = await asyncio.to_thread(fetch, policy, self.cache, trust=trust)
@@ -143,7 +152,7 @@ class Inference:
                 self.engine.abort(rollout.key)
                 rollout.start_over()
             first = self.version < (0, 0)
-            self.version = _version(policy)
+            self.version, self.behind = _version(policy), None
             self.engine.load(self.version[1], weights)
             self.session.holding(self.version)
             if first and not self.session.draining:
@@ -154,6 +163,16 @@ class Inference:
                 del self.early[lease_key(task.lease)]
                 self._start(task)
             log.info("holds version %d of lineage %d", self.version[1], self.version[0])
+
+    async def _say_what_waits(self) -> None:
+        """A sample that waits here for a slot, or for weights, is not stuck: its lease goes on."""
+        while True:
+            await asyncio.sleep(self.patience / 4)
+            waiting = [self.running.get(key) for key in self.engine.waiting()]  # type: ignore[call-overload]
+            tasks = [rollout.task for rollout in waiting if rollout is not None]
+            if self.behind is not None and time.monotonic() - self.behind < WEIGHTS_SECONDS:
+                tasks += self.early.values()
+            self.session.waiting(tasks)
 
     def _start(self, task: Task) -> None:
         if task.min_version > self.version[1]:
@@ -191,7 +210,6 @@ class Inference:
             tokens=tokens,
             oldest=(self.version[0], oldest) if tokens else None,
             newest=(self.version[0], newest) if tokens else None,
-            busy=time.monotonic() - rollout.began,
         )
 
     def _forget(self, key: Key) -> None:

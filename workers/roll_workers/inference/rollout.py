@@ -69,7 +69,6 @@ class Rollout:
     versions: list[int] = field(default_factory=list)
     reported: int = 0  # of `tokens`, in partials
     reported_at: float = field(default_factory=time.monotonic)
-    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of_task(cls, task: Task, sampling: Sampling, context: int) -> Rollout:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from functools import lru_cache, partial
 
 from roll_api import RLJob
@@ -33,7 +32,7 @@ KINDS = {
     ScorerCrash: Failure.INFRASTRUCTURE,
 }
 DRAIN_SECONDS = 8.0  # of the ten that a draining worker has
-ALIVE_SECONDS = 5.0
+ALIVE_SECONDS = 5.0  # between two signs of life, at most
 
 
 async def main(config: WorkerConfig, job: RLJob) -> None:
@@ -44,15 +43,17 @@ async def main(config: WorkerConfig, job: RLJob) -> None:
         await rewards.start()
         credits = job.spec.roles.reward.concurrency
         async with Session(config, pool="reward", credits=credits) as session:
-            await serve(session, codec, rewards)
+            patience = job.spec.rollout.retry.no_progress_seconds
+            await serve(session, codec, rewards, min(ALIVE_SECONDS, patience / 4))
     finally:
         await rewards.close()
 
 
-async def serve(session: Session, codec: Codec, rewards: Rewards) -> None:
+async def serve(session: Session, codec: Codec, rewards: Rewards, beat: float) -> None:
+    """`beat`: seconds between two signs of life of what is being judged."""
     running: Running = {}
     complaints = Complaints(log)
-    alive = asyncio.create_task(_stay_alive(session))
+    alive = asyncio.create_task(_stay_alive(session, beat))
     try:
         async for event in session:
             if isinstance(event, Task) and rewards.immediate:
@@ -81,7 +82,6 @@ async def judge(
     session: Session, codec: Codec, rewards: Rewards, task: Task, complaints: Complaints
 ) -> None:
     """One answer."""
-    began = time.perf_counter()
     try:
         trajectory = sample_pb2.Trajectory.FromString(task.payload)
         reward = await rewards.score(read_sample(trajectory, codec))
@@ -92,8 +92,7 @@ async def judge(
         log.exception("scoring failed")
         session.fail(task, Failure.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
     else:
-        busy = time.perf_counter() - began
-        session.result(task, payload_of(reward), reward=reward.value, busy=busy)
+        session.result(task, payload_of(reward), reward=reward.value)
 
 
 def payload_of(reward: Reward) -> bytes:
@@ -112,11 +111,11 @@ def _forget(running: Running, key: tuple[int, int], _: asyncio.Task[None]) -> No
     running.pop(key, None)
 
 
-async def _stay_alive(session: Session) -> None:
+async def _stay_alive(session: Session, beat: float) -> None:
     """A scorer ends by its own time-out; until then its lease is not to be given to another worker."""
     beats = 0
     while True:
-        await asyncio.sleep(ALIVE_SECONDS)
+        await asyncio.sleep(beat)
         beats += 1
         for task in session.held():
             session.progress(task, beats)

@@ -57,30 +57,40 @@ class Rewards:
         if entries is None:
             entries = tuple(e for e in self.entries if not e.tags or sample.tag in e.tags)
             self._by_tag[sample.tag] = entries
-        if len(entries) == 1:
-            return combine(entries, [await entries[0].scorer.score(sample)])
         if not entries:
             raise ScorerError(f"no reward has the tag {sample.tag!r} of this row")
-        return combine(
-            entries, await asyncio.gather(*(entry.scorer.score(sample) for entry in entries))
-        )
+        if len(entries) == 1:
+            scores = [await entries[0].scorer.score(sample)]
+        else:
+            scores = await asyncio.gather(*(entry.scorer.score(sample) for entry in entries))
+        return combine(entries, scores, last_turn=max(len(sample.turns) - 1, 0))
 
 
-def combine(entries: Sequence[Entry], scores: Sequence[float | Reward]) -> Reward:
-    """Parts: each score under its reward's name, before the weight; a score's own parts as `name.part`."""
-    total = Reward(0.0)
+def combine(entries: Sequence[Entry], scores: Sequence[float | Reward], last_turn: int) -> Reward:
+    """Parts: each score under its reward's name, before the weight; a score's own parts as `name.part`.
+
+    Turns: where one score has them, a score without them is its last turn's. So a sum over turns leaves out none.
+    """
+    total, of_the_whole = Reward(0.0), 0.0
     for entry, score in zip(entries, scores, strict=True):
         reward = score if isinstance(score, Reward) else Reward(score)
         total.value += entry.weight * reward.value
         total.parts[entry.name] = reward.value
         for part, value in reward.parts.items():
             total.parts[f"{entry.name}.{part}"] = value
-        if reward.turns:
-            longer = max(len(total.turns), len(reward.turns))
-            total.turns += [0.0] * (longer - len(total.turns))
-            for turn, value in enumerate(reward.turns):
-                total.turns[turn] += entry.weight * value
+        if not reward.turns:
+            of_the_whole += entry.weight * reward.value
+        _reach(total.turns, len(reward.turns))
+        for turn, value in enumerate(reward.turns):
+            total.turns[turn] += entry.weight * value
+    if total.turns and of_the_whole:
+        _reach(total.turns, last_turn + 1)
+        total.turns[last_turn] += of_the_whole
     return total
+
+
+def _reach(turns: list[float], count: int) -> None:
+    turns += [0.0] * (count - len(turns))
 
 
 def make_scorer(spec: RewardSpec, source: Path) -> Scorer:

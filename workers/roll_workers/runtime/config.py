@@ -35,12 +35,15 @@ class WorkerConfig:
     archive: Path | None = None  # is unpacked into `source`, if it is there
     trust: Path | None = None  # folder with ca.crt: who is spoken to with TLS; None: in the clear
     token: Path | None = None  # proves to the scheduler which pod this is
+    ready: Path | None = None  # exists while this worker can be of use: a kubelet looks for it
     tls: Path | None = None  # folder with tls.crt and tls.key, for this process's own services
     port: int = 0  # own gRPC (health, weights); 0: any free
     metrics_port: int | None = None  # prometheus; 0: any free; None: off
     host: str = "127.0.0.1"  # where others reach this process
     rank: int = 0  # trainers
     world: int = 1
+    local_rank: int = 0  # among the processes that share this one's GPUs
+    local_world: int = 1  # ranks of this pod
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     # Rises with every process start of this pod, so that the scheduler tells a new process from a reconnect.
@@ -99,6 +102,8 @@ class _Reader:
         if role and role not in ROLES:
             self.problems.append(f"ROLL_ROLE is none of {', '.join(ROLES)}: {role!r}")
         trainer = role == "trainer"
+        rank = self.number("RANK") if trainer else 0
+        local_world = self.number("LOCAL_WORLD_SIZE", 1) if trainer else 1
         metrics = bool(self.environ.get("ROLL_METRICS_PORT", ""))
         config = WorkerConfig(
             job=self.text("ROLL_JOB"),
@@ -115,12 +120,16 @@ class _Reader:
             archive=self.path("ROLL_SOURCE_ARCHIVE"),
             trust=self.path("ROLL_TRUST"),
             token=Path(self.text("ROLL_TOKEN")) if self.path("ROLL_TRUST") else None,
+            ready=self.path("ROLL_READY"),
             tls=self.path("ROLL_TLS"),
             port=self.number("ROLL_PORT", 0),
             metrics_port=self.number("ROLL_METRICS_PORT") if metrics else None,
             host=self.text("ROLL_HOST", "127.0.0.1"),
-            rank=self.number("RANK") if trainer else 0,
+            rank=rank,
             world=self.number("WORLD_SIZE") if trainer else 1,
+            # Pods of one rank each may share a machine, and what it has.
+            local_rank=self.number("LOCAL_RANK", 0) if local_world > 1 else rank,
+            local_world=local_world,
             master_addr=self.text("MASTER_ADDR", "127.0.0.1"),
             master_port=self.number("MASTER_PORT", 0),
         )

@@ -1,7 +1,8 @@
 """The gRPC server of a worker process: health, and whatever services its role adds (weights).
 
 Invariant: health says SERVING only after the role said so; for inference that is when it holds a
-published version, so that a pod that just restarted is not taken for a ready one.
+published version, so that a pod that just restarted is not taken for a ready one. Where a kubelet looks for a file, which
+cannot ask a server that speaks TLS, the file is there exactly then.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Services:
             add(server)
         self.port = listen(server, self._config)
         await self._health.set("", _NOT_SERVING)
+        self._mark(False)  # what an earlier process of this pod left
         self._server = server
         await server.start()
         log.info("health on port %d", self.port)
@@ -53,8 +55,18 @@ class Services:
         """Whether this worker can be of use; for the thread of the event loop."""
         if serving != self._shown:
             self._shown = serving
+            self._mark(serving)
             setting = self._health.set("", _SERVING if serving else _NOT_SERVING)
             self._showing = asyncio.get_running_loop().create_task(setting)
+
+    def _mark(self, serving: bool) -> None:
+        path = self._config.ready
+        if path is None:
+            return
+        try:
+            path.touch() if serving else path.unlink(missing_ok=True)
+        except OSError as error:  # no reason to end: the scheduler knows better who serves
+            log.warning("the kubelet is not told that serving is %s: %s", serving, error)
 
     async def stop(self) -> None:
         """Is waited for also when its caller is cancelled: a cancelled `Server.stop` has crashed the interpreter."""

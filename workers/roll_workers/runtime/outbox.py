@@ -136,6 +136,17 @@ class Outbox:
         if key in self.held:
             self._alive[key] = tokens
 
+    def waiting(self, tasks: Iterable[Task]) -> bool:
+        """Their leases go on though nothing is done for them yet."""
+        items = [
+            ProgressItem(unit=task.unit, lease=task.lease, waiting=True)
+            for task in tasks
+            if lease_key(task.lease) in self.held
+        ]
+        if items:
+            self.control(FromWorker(progress=Progress(items=items)))
+        return bool(items)
+
     def recorded(self, task: Task) -> int:
         """Tokens of the task's turn that the scheduler knows already, or will before the next message."""
         partials = self._partials.get(lease_key(task.lease)) if self._partials else None

@@ -127,7 +127,6 @@ class Session:
         reward: float | None = None,
         done: bool = False,
         resident: bool = False,
-        busy: float = 0.0,
     ) -> None:
         """Ends a task with what its stage added. A task that was cancelled meanwhile is ignored."""
         item = session_pb2.Result(
@@ -142,7 +141,6 @@ class Session:
             has_reward=reward is not None,
             reward=reward,
             done=done,
-            busy_micros=int(busy * 1e6),
             resident=resident,
             base_tokens=self._outbox.recorded(task),
         )
@@ -183,6 +181,11 @@ class Session:
             partial_tokens=tokens - self._outbox.recorded(task),
         )
         if self._outbox.partial(task, item):
+            self._stream.due.set()
+
+    def waiting(self, tasks: Iterable[Task]) -> None:
+        """These have not begun, and nothing is wrong with them: say so well before `no_progress_ms` are over."""
+        if self.connected and self._outbox.waiting(tasks):
             self._stream.due.set()
 
     def holding(self, version: Version) -> None:

@@ -29,10 +29,12 @@ from roll_workers.runtime.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY, LAST_DELAY = 0.1, 5.0  # seconds between attempts to connect
+# Seconds between attempts to connect. The longest is well within `reconnectGraceSeconds`: who comes back to a scheduler
+# that was away keeps what it holds.
+FIRST_DELAY, LAST_DELAY = 0.1, 2.0
 BEAT_SECONDS = 1.0  # signs of life are gathered for so long
 BEATS_PER_PING = 5
-DENIED_SECONDS = 120.0  # new keys of the cluster reach the scheduler's pod within a minute or two
+DENIED_SECONDS = 300.0  # new keys of the cluster reach the scheduler's pod in two or three minutes
 
 
 class Denied:

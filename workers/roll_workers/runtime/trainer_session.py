@@ -13,7 +13,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import FrameType, TracebackType
@@ -39,6 +39,7 @@ _AWAY = (
     grpc.StatusCode.UNAUTHENTICATED,
 )
 Answer = TypeVar("Answer")
+Part = TypeVar("Part")
 
 
 class TrainerSession:
@@ -171,7 +172,19 @@ class TrainerCalls:
 
     def FetchShard(self, request: trainer_pb2.ShardRequest) -> list[trainer_pb2.ShardChunk]:
         """The whole share; a broken stream starts over."""
-        return self._repeat(request, lambda: list(self._stub.FetchShard(request)))
+
+        def once() -> list[trainer_pb2.ShardChunk]:
+            call = self._stub.FetchShard(request)
+            chunks: list[trainer_pb2.ShardChunk] = []
+            whole: Future[list[trainer_pb2.ShardChunk]] = Future()
+            # In a thread: reading a stream waits for as long as it takes.
+            threading.Thread(target=_gather, args=(call, chunks, whole), daemon=True).start()
+            try:
+                return self._answer(whole.result, arrived=chunks)
+            finally:
+                call.cancel()
+
+        return self._repeat(request, once)
 
     def ReportStep(self, request: trainer_pb2.StepReport) -> trainer_pb2.Done:
         return self._call(lambda stub: stub.ReportStep, request)
@@ -205,15 +218,34 @@ class TrainerCalls:
         def once() -> Answer:
             call = method(self._stub).future(request)
             try:
-                while True:
-                    try:
-                        return call.result(POLL_SECONDS)
-                    except grpc.FutureTimeoutError:
-                        self._session.check(waiting=waiting)
+                return self._answer(call.result, waiting=waiting)
             finally:
                 call.cancel()
 
         return self._repeat(request, once, waiting=waiting)
+
+    def _answer(
+        self,
+        result: Callable[[float], Answer],
+        *,
+        waiting: bool = False,
+        arrived: Sequence[object] = (),
+    ) -> Answer:
+        """Waits for the result; while the process is to stop only as long as more of it arrives now and then."""
+        session = self._session
+        count, ends = 0, time.monotonic() + DRAIN_SECONDS
+        while True:
+            try:
+                return result(POLL_SECONDS)
+            except (grpc.FutureTimeoutError, TimeoutError):
+                session.check(waiting=waiting)
+            now = time.monotonic()
+            if not session.draining.is_set() or len(arrived) > count:
+                count, ends = len(arrived), now + DRAIN_SECONDS
+            elif now >= ends:
+                raise Drained(
+                    f"asked to stop, and the scheduler at {session.config.scheduler} does not answer"
+                )
 
     def _repeat(
         self, request: Any, attempt: Callable[[], Answer], *, waiting: bool = False
@@ -255,3 +287,12 @@ class TrainerCalls:
             else:
                 session.draining.wait(delay)
                 delay = min(delay * 2, LAST_DELAY)
+
+
+def _gather(stream: Iterable[Part], into: list[Part], whole: Future[list[Part]]) -> None:
+    try:
+        for part in stream:
+            into.append(part)
+        whole.set_result(into)
+    except BaseException as error:
+        whole.set_exception(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from roll_api import RLJob
@@ -19,6 +20,7 @@ from roll_workers.errors import Drained, UserError
 from roll_workers.runtime.config import WorkerConfig
 from roll_workers.runtime.trainer_session import TrainerSession
 from roll_workers.trainer import metrics
+from roll_workers.trainer.arithmetic import arithmetic
 from roll_workers.trainer.batch import build_shard
 from roll_workers.trainer.checkpoint import CheckpointStore, Place, place_of
 from roll_workers.trainer.objective import Objective
@@ -47,7 +49,10 @@ def place_of_job(config: WorkerConfig, job: RLJob) -> Place:
 
 
 class Trainer:
-    """One rank. `output` is where weights, metrics and checkpoints go; replay writes elsewhere."""
+    """One rank. `output` is where weights, metrics and checkpoints go; replay writes elsewhere.
+
+    `starts`: the checkpoints from which a replay may start, the best first; it keeps none of its own.
+    """
 
     def __init__(
         self,
@@ -56,14 +61,17 @@ class Trainer:
         session: TrainerSession,
         *,
         output: Path,
-        keeps: bool = True,
+        starts: Sequence[trainer_pb2.Checkpoint] | None = None,
     ) -> None:
         self.config, self.job, self.spec = config, job, job.spec
         self.session, self.calls = session, session.calls
-        self.output, self.keeps = output, keeps
+        self.output, self.starts, self.keeps = output, starts, starts is None
         self.rank, self.world = config.rank, config.world
         self.objective = Objective(job.spec)
-        self.strategy = make_strategy(job.spec.roles.trainer.strategy, self.rank, self.world)
+        self.arithmetic = arithmetic(job.spec, config.world)
+        self.strategy = make_strategy(
+            job.spec.roles.trainer.strategy, self.rank, self.world, config.local_rank
+        )
         place = place_of_job(config, job)
         self.checkpoints = CheckpointStore(place, self.strategy, self.rank)
         self.recorder: metrics.Recorder | None = None
@@ -95,22 +103,23 @@ class Trainer:
     def come_back(self) -> int:
         """Restores the newest intact checkpoint M and makes version M fetchable; without any, M is 0."""
         position = self.calls.GetPosition(trainer_pb2.PositionRequest())
-        self.bookmark = position.bookmark
-        vouched = list(position.checkpoints)
+        vouched = list(position.checkpoints if self.starts is None else self.starts)
         lost = self.keeps and not vouched  # a new job, or a ledger that was lost
         if lost:
             vouched = self.checkpoints.found(self.config.job_uid)
-        newest, manifest = self.checkpoints.restore_newest(vouched)
+        newest, manifest = self.checkpoints.restore_first(vouched)
         self.steps = position.steps or self.spec.steps  # a replay ends where its record does
         step = 0
         if newest is not None:
             step = self.saved = newest.step
         elif vouched and not self.keeps:
-            raise UserError(
-                f"{vouched[0].path} is damaged, and a replay starts from it: nothing to replay"
-            )
+            damaged = " and ".join(checkpoint.path for checkpoint in vouched)
+            raise UserError(f"nothing to replay: {damaged} would be where to start, and is damaged")
         elif vouched:
-            log.warning("no checkpoint is intact: starting again from the model at step 0")
+            log.warning(
+                "no checkpoint is intact: starting again from the model at step 0; what is left of them "
+                "stays until the trainer's next start"
+            )
         request = trainer_pb2.RewindRequest(step=step)
         if lost and vouched:
             request.bookmark = manifest.bookmark if manifest is not None else ""
@@ -119,18 +128,20 @@ class Trainer:
         term, self.lineage = self.strategy.all_gather(reply and (reply.term, reply.lineage))[0]
         self.term = self.session.take_term(term)
         log.info("starting at step %d of %d, lineage %d", step, self.steps, self.lineage)
-        if lost and vouched:
-            self.bookmark = self.calls.GetPosition(trainer_pb2.PositionRequest()).bookmark
         if lost and newest is not None:
             log.warning("the ledger knew no checkpoint: going on from the one at %s", newest.path)
-            vouched = []  # what is saved now takes its place
+        position = self.calls.GetPosition(trainer_pb2.PositionRequest())  # which the rewind changed
+        self.bookmark = position.bookmark
         self.write_weights(step)
         if lost or manifest is None or manifest.lineage != self.lineage:
             # Before anybody hears of the lineage, so that none is counted twice, even if the ledger is lost.
             # And before the first admission, which waits for version 0.
             self.checkpoint(step)
-        if self.keeps:
-            self.checkpoints.remove_leftovers(vouched, self.term)
+        elif self.strategy.all_gather(manifest.arithmetic != self.arithmetic)[0]:
+            self.checkpoint(step)  # it names the settings of the steps after it, which were changed
+        # Where none is intact, somebody may still mend what is left of them.
+        if self.keeps and (newest is not None or not vouched):
+            self.checkpoints.remove_leftovers(position.checkpoints, self.term)
         if self.rank == 0:
             self.recorder = metrics.Recorder(self.output, step)
             self.calls.PublishVersion(self.publication(step))
@@ -233,6 +244,7 @@ class Trainer:
             "weights_digest": self.digest,
             "controllers": {},
             "bookmark": self.bookmark,
+            "arithmetic": self.arithmetic,
         }
         saved = self.checkpoints.save(facts, step=step, term=self.term)
         self.commit(step, saved.path, saved.digest)

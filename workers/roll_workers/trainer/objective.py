@@ -52,6 +52,7 @@ class Objective:
         )
         turns = spec.environment.max_turns if spec.environment else 1
         self.horizon = spec.rollout.sampling.max_new_tokens * turns
+        self.reward_limit = algorithm.reward_clip or float("inf")
         self.clip_high = algorithm.clip if algorithm.clip_high is None else algorithm.clip_high
 
     def learning_rate(self, step: int) -> float:
@@ -168,11 +169,11 @@ class Objective:
         rewards = torch.zeros(len(sequence))
         rewards[last] = values[torch.from_numpy(shard.sample)[sequence[last]]]
         if self.algorithm.advantage == "reinforce" and any(shard.turns):
-            _spread_over_turns(shard, rewards)
+            _spread_over_turns(shard, rewards, self.reward_limit)
         return rewards
 
     def _sample_values(self, shard: Shard) -> Tensor:
-        limit = self.algorithm.reward_clip or float("inf")
+        limit = self.reward_limit
         rewards = torch.from_numpy(shard.rewards).clamp(-limit, limit)
         if self.algorithm.advantage == "reinforce":
             return rewards
@@ -184,12 +185,14 @@ class Objective:
         )
 
 
-def _spread_over_turns(shard: Shard, rewards: Tensor) -> None:
-    """Samples with a reward per turn get each on the last action token of its turn instead."""
+def _spread_over_turns(shard: Shard, rewards: Tensor, limit: float) -> None:
+    """Samples with a reward per turn get each on the last action token of its turn instead, and nothing for
+    turns that the list does not reach."""
     sample = shard.sample[shard.batch.sequence.numpy()]
+    rewards[torch.from_numpy(np.array([len(of) > 0 for of in shard.turns])[sample])] = 0.0
     key = sample * (int(shard.turn.max()) + 1) + shard.turn
     ends = np.flatnonzero(np.append(key[1:] != key[:-1], True))
     for end in ends.tolist():
         of_turn = shard.turns[sample[end]]
-        if of_turn and shard.turn[end] < len(of_turn):
-            rewards[end] = of_turn[shard.turn[end]]
+        if shard.turn[end] < len(of_turn):
+            rewards[end] = min(max(of_turn[shard.turn[end]], -limit), limit)

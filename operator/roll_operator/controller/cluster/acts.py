@@ -6,10 +6,12 @@ store before the next look.
 """
 
 import asyncio
+import logging
+from collections.abc import Iterable
 
 from roll_api import RLJob
 
-from roll_operator.backends.kubernetes import read_pod
+from roll_operator.backends.kubernetes import PodFacts, read_pod
 from roll_operator.controller.cluster import metrics, paths, trust
 from roll_operator.controller.cluster.api import Api
 from roll_operator.controller.cluster.errors import (
@@ -38,9 +40,14 @@ from roll_operator.plan.desired import grace_of
 from roll_operator.plan.model import SCHEDULER
 from roll_operator.plan.objects import Cluster, pod, support
 from roll_operator.plan.objects.gang import gathers
+from roll_operator.plan.objects.queue import FINALIZER
+from roll_operator.plan.objects.template import TemplateError
 
 Refusals = dict[str, tuple[str, str]]
-"""Pod's name → why the API server did not take it: kind and words."""
+"""Pod's name → why the API server did not take it: kind and words. The job's own name: no pod waits for what was
+refused, and the words say which object it is."""
+
+log = logging.getLogger(__name__)
 
 
 class Acts:
@@ -73,6 +80,15 @@ class Acts:
         """The objects of every job are compared again at its next look."""
         self._ensured.clear()
 
+    def tell(self, entry: JobEntry) -> None:
+        """Announces what was not told yet. Before the acts: one that fails must not cost an Event."""
+        while entry.untold:
+            match entry.untold.pop(0):
+                case Restarted(role=role, counted=counted):
+                    metrics.RESTARTS.labels(role, str(counted).lower()).inc()
+                case Announce() as told:
+                    self._events.tell(entry, told)
+
     async def carry_out(self, entry: JobEntry, job: RLJob, result: Plan) -> bool:
         """Whether the API server refused something that it may take later."""
         starts = [a for a in result.actions if isinstance(a, StartPod)]
@@ -84,17 +100,15 @@ class Acts:
                     await self._delete(entry, action.name, action.uid, None)
                 case ForceDelete():
                     await self._delete(entry, action.name, action.uid, 0)
-                case Restarted():
-                    metrics.RESTARTS.labels(action.role, str(action.counted).lower()).inc()
-                case Announce():
-                    self._events.tell(entry, action)
+                    await self._let_go(entry.key, action.name, action.uid)
         record = result.record
         if record.finished or record.failure is not None or record.closing:
             return self._note_refusals(entry, {})
         try:
             trusted = await self._prepare(entry, job, record.spec_hash)
         except (NameTaken, Invalid, Forbidden) as error:
-            return self._note_refusals(entry, {a.name: _refusal(error) for a in starts})
+            names = [a.name for a in starts] or [entry.name]
+            return self._note_refusals(entry, dict.fromkeys(names, _refusal(error)))
         others = [(f.pod.scheduled, f.group) for f in self._store.pods(entry.key, entry.uid)]
         starting = not record.was_running and gathers(job, self._cluster, others)
         tries = [self._start(entry, job, action, trusted, starting) for action in starts]
@@ -107,17 +121,19 @@ class Acts:
 
     def _note_refusals(self, entry: JobEntry, found: dict[str, tuple[str, str]]) -> bool:
         if found != self._refused.get(entry.uid, {}):
+            for name, (kind, words) in found.items():
+                log.warning("%s: %s: %s: %s", entry.key, kind, name, words)
             self._refused[entry.uid] = found
             self._store.touch(entry.key)  # the status has to say so
         return bool(found)
 
     async def _prepare(self, entry: JobEntry, job: RLJob, digest: str) -> trust.Trust:
         """Everything that pods need, in the order in which they need it."""
-        trusted = await self._keeper.of(job, new=not self._supports.knows(entry.uid))
+        empty, new = not self._store.pods(entry.key, entry.uid), not self._supports.knows(entry.uid)
+        trusted = await self._keeper.of(job, new=new, empty=empty)
         made_from = (entry.generation, digest, trusted)
         if self._ensured.get(entry.uid) != made_from:
             objects = [trust.config_map(job, trusted), *support(job, self._cluster)]
-            empty = not self._store.pods(entry.key, entry.uid)
             await self._supports.ensure(entry, objects, empty=empty)
             self._ensured[entry.uid] = made_from
         return trusted
@@ -125,10 +141,13 @@ class Acts:
     async def _start(
         self, entry: JobEntry, job: RLJob, action: StartPod, trusted: trust.Trust, starting: bool
     ) -> tuple[str, str] | None:
-        """None, or why the API server refused the pod."""
-        manifest = pod(job, action, self._cluster, trusted.serial, starting=starting)
+        """None, or why there is no such pod."""
         try:
-            made = await self._api.create(paths.home(manifest), manifest)
+            manifest = pod(job, action, self._cluster, trusted.serial, starting=starting)
+        except TemplateError as error:
+            return _refusal(error)
+        try:
+            made = await self._api.create(paths.home(manifest), manifest, strict=True)
         except AlreadyExists as error:
             return await self._adopt(entry, action.name, error)
         except (Forbidden, Invalid, NotFound) as error:
@@ -179,6 +198,29 @@ class Acts:
             return False
         return bool(found["metadata"]["uid"] == uid)
 
+    async def release(self, pods: Iterable[PodFacts]) -> None:
+        """Lets go the objects that only Kueue keeps. Of a job that goes on: as the plan saw them that was written
+        down, so that no end is gone before it was judged."""
+        for found in pods:
+            if _held_by_kueue(found):
+                await self._let_go(found.key, found.pod.name, found.pod.uid)
+
+    async def _let_go(self, key: str, name: str, uid: str) -> None:
+        known = self._store.pod(key, uid)
+        if known is None or not known.queued:
+            return
+        try:
+            left = await self._api.release(paths.pod(key.split("/")[0], name), uid, FINALIZER)
+        except (NotFound, Conflict):  # it is gone, and so is its uid
+            self._store.drop_pod(key, uid)
+            return
+        metadata = left["metadata"]
+        if metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds"):
+            if (facts := read_pod(left)) is not None:
+                self._store.put_pod(facts)
+        else:
+            self._store.drop_pod(key, uid)  # nothing held it any more: it was gone with the answer
+
     async def renew(self, entry: JobEntry) -> None:
         """A scheduler whose certificate was rotated is replaced; as a deleted pod it is not counted."""
         for found in self._store.pods(entry.key, entry.uid):
@@ -189,6 +231,12 @@ class Acts:
                 and self._keeper.replaces(entry.uid, found.serial)
             ):
                 await self._delete(entry, pod.name, pod.uid, round(grace_of(SCHEDULER)))
+
+
+def _held_by_kueue(found: PodFacts) -> bool:
+    """Deleted, and ended; or no kubelet ever had it, and none can get it any more."""
+    ended = found.pod.phase is PodPhase.EXITED or not found.node
+    return found.queued and found.pod.deletion_at is not None and ended
 
 
 def _refusal(error: Exception) -> tuple[str, str]:

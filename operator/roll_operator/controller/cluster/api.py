@@ -33,6 +33,7 @@ PAGE = 500
 """Objects per answer of a list: about 2 MB of pods."""
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 
@@ -78,11 +79,18 @@ class Api:
                 return
             query["continue"] = page["metadata"]["continue"]
 
-    async def create(self, path: str, body: Manifest) -> Manifest:
-        return await self._write("POST", path, body)
+    async def create(self, path: str, body: Manifest, *, strict: bool = False) -> Manifest:
+        """`strict`: a field that the server does not know is an error; otherwise it is passed over."""
+        query = {"fieldValidation": "Strict"} if strict else None
+        return await self._write("POST", path, body, query=query)
 
     async def patch(self, path: str, body: Manifest) -> Manifest:
         return await self._write("PATCH", path, body, content_type=MERGE)
+
+    async def release(self, path: str, uid: str, finalizer: str) -> Manifest:
+        """Takes this one finalizer from the object of this UID."""
+        metadata = {"uid": uid, "$deleteFromPrimitiveList/finalizers": [finalizer]}
+        return await self._write("PATCH", path, {"metadata": metadata}, content_type=STRATEGIC)
 
     async def create_lease(self, path: str, body: Manifest) -> Manifest:
         """Neither rate nor leadership may stand in the way of becoming the leader."""

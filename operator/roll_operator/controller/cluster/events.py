@@ -1,9 +1,10 @@
 """Events for people, one at each transition.
 
-An Event's name is made from what it tells about: told again by an operator that was killed in between, or after an
-act that failed, it is the same Event, and the API server says that it is there already. The same words about
-another transition are another Event, also where no status was written in between. Nobody waits for an Event: a
-failed pod's replacement least of all; so one may be missing where the operator was killed just then.
+A transition is told once, whichever writes and acts fail around it: what a plan announces stays with the job until
+then. An Event's name is made from what it tells about: told again by the successor of an operator that was killed in
+between, it is the same Event, and the API server says that it is there already. The same words about another
+transition are another Event, also where no status was written in between. Nobody waits for an Event: a failed pod's
+replacement least of all; so one may be missing where the operator was killed just then.
 """
 
 import asyncio
@@ -81,15 +82,11 @@ class Events:
 
 
 def name_of(entry: JobEntry, what: Announce) -> str:
-    """The version is that of the status which tells the same. Transitions between two writes are numbered: each
-    begins from a status of its own, and the first has the same name whoever tells it."""
-    begins = entry.ahead[0] if entry.ahead else entry.status
+    """The version is that of the status which tells the same. Transitions between two writes are numbered, and the
+    first has the same name whoever tells it."""
     same = entry.version, what.reason, what.message
-    number, before = entry.told.get(same, (0, None))
-    if number == 0 or before is not begins:
-        number += 1
-    entry.told = {key: known for key, known in entry.told.items() if key[0] == entry.version}
-    entry.told[same] = number, begins
+    entry.told = {key: count for key, count in entry.told.items() if key[0] == entry.version}
+    number = entry.told[same] = entry.told.get(same, 0) + 1
     about = f"{entry.uid}/{entry.version}/{what.reason}/{what.message}"
     about += f"/{number}" if number > 1 else ""
     return f"{entry.name}.{hashlib.sha256(about.encode()).hexdigest()[:16]}"

@@ -2,6 +2,9 @@
 
 Alive means that work goes on, not that a socket answers: nobody waits too long for a worker, and own writes
 come back through the watches. An API server that is away is no reason to be restarted.
+
+Invariant: only the leader that works tells of the line and of jobs. Every replica watches, so each knows all jobs and
+has a line; but nobody takes from a standby's, and a sum over replicas would count every job twice.
 """
 
 import json
@@ -15,9 +18,13 @@ from roll_operator.controller.cluster import metrics
 from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.queue import WorkQueue
 from roll_operator.controller.cluster.store import Store
+from roll_operator.plan.model import Phase
 
 LONGEST_WAIT = 120.0
 """Seconds that a job may wait for a worker, and an own write for its watch event."""
+
+PHASES = ("New", *(phase.value for phase in Phase), "Invalid")
+"""All are told, also those that no job is in: of a series that begins with 1, nobody sees that it rose."""
 
 ANSWER_SECONDS = 30.0
 """Every operator asks for the lease every two seconds."""
@@ -38,11 +45,14 @@ class Health:
         self.started = False
         """The leader has read the lists and works."""
 
+    def works(self) -> bool:
+        return self.started and self._leads()
+
     def problems(self) -> list[str]:
         found = []
         idle = self._clock() - self._queue.finished_at
         waits = min(self._queue.oldest_wait(), idle)
-        if self._leads() and waits > LONGEST_WAIT:
+        if self.works() and waits > LONGEST_WAIT:
             found.append(f"no worker took the first job in line for {waits:.0f} s")
         overdue = self._proof.overdue()
         if overdue > LONGEST_WAIT:
@@ -85,17 +95,24 @@ class Health:
     async def _readyz(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.ready() else 503)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        metrics.QUEUE_DEPTH.set(len(self._queue))
-        metrics.QUEUE_WAIT.set(self._queue.oldest_wait())
-        metrics.PODS.set(self._store.count_pods())
+    def figures(self) -> bytes:
+        """What Prometheus reads."""
+        works = self.works()
         metrics.LEADER.set(self._leads())
-        phases: dict[str, int] = {}
+        metrics.QUEUE_DEPTH.set(len(self._queue) if works else 0)
+        metrics.QUEUE_WAIT.set(self._queue.oldest_wait() if works else 0.0)
+        metrics.PODS.set(self._store.count_pods() if works else 0)
+        metrics.JOBS.clear()
+        for phase, count in self._jobs().items() if works else ():
+            metrics.JOBS.labels(phase).set(count)
+        return generate_latest()
+
+    def _jobs(self) -> dict[str, int]:
+        counts: dict[str, int] = dict.fromkeys(PHASES, 0)
         for entry in self._store.jobs():
             reported = entry.status.phase if entry.status else "New"
-            phase: str = "Invalid" if entry.problem else reported
-            phases[phase] = phases.get(phase, 0) + 1
-        metrics.JOBS.clear()
-        for name, count in phases.items():
-            metrics.JOBS.labels(name).set(count)
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            counts["Invalid" if entry.problem else reported] += 1
+        return counts
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.figures(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -6,11 +6,11 @@ with many jobs each is asked less often, and less again while new jobs wait and 
 """
 
 import asyncio
+import functools
 import logging
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from roll_operator.controller.cluster import metrics
 from roll_operator.controller.cluster.queue import WorkQueue
@@ -69,20 +69,20 @@ class _Line:
 
 
 class LinkPool:
-    """`changed` is called when a scheduler's word may change the plan. Without a token lines are plain text: a
-    scheduler that verifies its callers does not answer them."""
+    """`changed` is called when a scheduler's word may change the plan."""
 
     def __init__(
         self,
         changed: Callable[[str], None],
-        token: str,
+        token: Callable[[str], Awaitable[str]] | None,
         term: Callable[[], int],
         clock: Callable[[], float],
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`busy`: new jobs wait."""
+        """`token`: what the scheduler of the job with this uid is shown; None: lines are plain text, and a scheduler
+        that verifies its callers does not answer. `busy`: new jobs wait."""
         self._changed, self._term, self._clock, self._busy = changed, term, clock, busy
-        self._token = Path(token) if token else None
+        self._token = token
         self._lines: dict[str, _Line] = {}
         self._queue = WorkQueue(clock)
         self._closing: set[asyncio.Task[None]] = set()
@@ -160,7 +160,8 @@ class LinkPool:
 
     def _shows(self, line: _Line) -> bool:
         often = max(SHOW_SECONDS, len(self._lines) / SHOWS_PER_SECOND)
-        return line.progress != line.shown and self._clock() >= line.shown_at + often
+        news = _figures(line.progress) != _figures(line.shown)
+        return news and self._clock() >= line.shown_at + often
 
     async def _tell(self, line: _Line) -> bool:
         target, now = line.target, self._clock()
@@ -177,7 +178,8 @@ class LinkPool:
         address = f"[{target.ip}]:{PORT}" if ":" in target.ip else f"{target.ip}:{PORT}"
         if self._token is None:
             return SchedulerLink(address)
-        return SchedulerLink(address, target.bundle, target.name, self._token)
+        token = functools.partial(self._token, target.job_uid)
+        return SchedulerLink(address, target.bundle, target.name, token)
 
     def _drop(self, key: str, line: _Line) -> None:
         del self._lines[key]
@@ -201,6 +203,11 @@ def _decisive(progress: Progress | None) -> tuple[object, ...]:
     if progress is None:
         return ()
     return (progress.finished, progress.error, progress.ready, progress.lineage)
+
+
+def _figures(progress: Progress | None) -> Progress | None:
+    """What of a report is shown: ages, which differ in every one of them, are not."""
+    return None if progress is None else replace(progress, last_progress_at=0.0, held=None)
 
 
 def _count(call: str, answered: bool) -> None:

@@ -2,9 +2,10 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-QUEUE_DEPTH = Gauge("roll_operator_queue_depth", "Jobs that wait for a worker.")
+QUEUE_DEPTH = Gauge("roll_operator_queue_depth", "Jobs that wait for a worker; 0 on a standby.")
 QUEUE_WAIT = Gauge(
-    "roll_operator_queue_oldest_seconds", "How long the first job in line has waited."
+    "roll_operator_queue_oldest_seconds",
+    "How long the first job in line has waited; 0 on a standby.",
 )
 RECONCILE_SECONDS = Histogram(
     "roll_operator_reconcile_seconds",
@@ -19,8 +20,8 @@ STATUS_WRITES = Counter(
     "roll_operator_status_writes_total", "Status writes by what made them due.", ["why"]
 )
 EVENTS_SEEN = Counter("roll_operator_watch_events_total", "Watch events.", ["kind"])
-JOBS = Gauge("roll_operator_jobs", "Jobs by phase.", ["phase"])
-PODS = Gauge("roll_operator_pods", "Pods of jobs that exist.")
+JOBS = Gauge("roll_operator_jobs", "Jobs by phase, told by the leader alone.", ["phase"])
+PODS = Gauge("roll_operator_pods", "Pods of jobs that exist; 0 on a standby.")
 RESTARTS = Counter(
     "roll_operator_restarts_total", "Restarts of pods, counted against a budget or not.",
     ["role", "counted"],

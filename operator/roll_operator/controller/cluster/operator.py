@@ -1,7 +1,8 @@
 """The operator as a whole: who acts, what is watched, who works; and its end.
 
 Every replica watches, so that a new leader knows the cluster already; only the leader looks at jobs, and only
-after it has read the lists itself. A leader that loses its lease stops acting at once and exits.
+after it has read the lists itself. A leader that loses its lease stops acting at once and exits; one that finds other
+APIs than it began with exits too, and whoever leads next begins with these.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from roll_operator.controller.cluster.settings import Settings
 from roll_operator.controller.cluster.status import StatusWriter
 from roll_operator.controller.cluster.store import Store
 from roll_operator.controller.cluster.supports import Supports
+from roll_operator.controller.cluster.tokens import OperatorTokens
 from roll_operator.controller.cluster.trust import TrustKeeper
 from roll_operator.controller.cluster.turns import status_bucket
 from roll_operator.controller.cluster.workers import Workers
@@ -40,6 +42,8 @@ REFRESH_SECONDS = 300.0
 """The lists are read again this often, and soon after a watch began anew."""
 AFTER_RELIST_SECONDS = 2.0
 RETRY_SECONDS = 2.0
+SETTLED_SECONDS = 10.0
+"""An API server that has just started does not serve all of its APIs yet."""
 SOON_SECONDS, CROWD_SECONDS = 0.1, 1.0
 """A look at a job whose pods come up waits so long for the next one's news; longer while new jobs wait."""
 
@@ -49,6 +53,10 @@ LOST_LEASE = 3
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+
+
+class ClusterChanged(Exception):
+    """The cluster serves another API for gangs of pods than this operator's objects are made for."""
 
 
 class Operator:
@@ -110,18 +118,16 @@ class Operator:
     async def _act(self) -> None:
         await self.leader.acquired.wait()
         log.info("this operator leads")
+        given = self.settings
         links = LinkPool(
             self.queue.add,
-            self.settings.token,
+            OperatorTokens(self.api, given.namespace, given.service_account).of,
             lambda: self.leader.term,
             time.monotonic,
             busy=self._busy,
         )
         cluster = await self._cluster()
         supports = Supports(self.api, cluster.pod_group_api)
-        await self._refresh(supports)
-        self.queue.finished_at = time.monotonic()  # nobody worked before, and nobody should have
-        self.health.started = True
         status = StatusWriter(
             self.api,
             status_bucket(self.settings.status_qps),
@@ -132,14 +138,21 @@ class Operator:
         keeper = TrustKeeper(self.api, self.settings.authority)
         events = Events(self.api, self.settings.identity)
         acts = Acts(self.api, self.store, supports, keeper, events, self.proof, cluster)
-        reconciler = Reconciler(self.api, self.store, links, status, acts, keeper, events)
+        reconciler = Reconciler(self.api, self.store, links, status, acts, keeper, events, cluster)
         workers = Workers(self.queue, self.store, reconciler)
         try:
+            await self._refresh(supports)
+            self.queue.open()
+            self.health.started = True
             async with asyncio.TaskGroup() as group:
                 group.create_task(workers.run(self.settings.workers))
                 group.create_task(links.run())
                 group.create_task(status.turns.run())
                 group.create_task(self._keep_fresh(supports, acts))
+        except* ClusterChanged as changed:
+            log.warning(
+                "%s: the next operator begins with what is served now", changed.exceptions[0]
+            )
         except* NotLeader:
             log.warning("a write was not sent: the lease is not held any more")
             self.leader.lost.set()
@@ -164,17 +177,24 @@ class Operator:
             pull_policy=given.pull_policy,
             pull_secrets=given.pull_secrets,
             pod_group_api=await _until_answered(lambda: pod_group_api(self.api)),
+            pod_group_scheduler=given.pod_group_scheduler or None,
             cert_manager_issuer=given.cert_manager_issuer or None,
         )
 
     async def _refresh(self, supports: Supports) -> None:
         async def read() -> None:
-            await self._reread()
+            await self._reread(supports)
             await supports.refresh(self.settings.watch_namespaces)
 
         await _until_answered(read)
 
-    async def _reread(self) -> None:
+    async def _reread(self, supports: Supports) -> None:
+        serves = await pod_group_api(self.api)
+        if serves != supports.pod_group_api:
+            await asyncio.sleep(SETTLED_SECONDS)
+            serves = await pod_group_api(self.api)
+        if serves != supports.pod_group_api:
+            raise ClusterChanged(f"PodGroups: {serves}, no longer {supports.pod_group_api}")
         for uid in await refresh(self.api, self.store, self.settings.watch_namespaces):
             self.proof.gone(uid)
 
@@ -186,7 +206,7 @@ class Operator:
                     await self._relisted.wait()
                 await asyncio.sleep(AFTER_RELIST_SECONDS)  # kopf reads its pages meanwhile
                 self._relisted.clear()
-                await self._reread()
+                await self._reread(supports)
             except TimeoutError:
                 await self._refresh(supports)
                 acts.check_objects()

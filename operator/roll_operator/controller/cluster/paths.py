@@ -43,6 +43,10 @@ def job(namespace: str, name: str) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/rljobs/{name}"
 
 
+def token(namespace: str, account: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+
+
 def config_map(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
 

@@ -43,6 +43,12 @@ class WorkQueue:
         self.finished_at = clock()
         """When a worker last took or ended a piece of work: the proof that work goes on."""
 
+    def open(self) -> None:
+        """Workers begin to take from it: until now nobody should have, so nobody has waited for them yet."""
+        self.finished_at = now = self._clock()
+        for line in (self._ready, self._new):
+            line.update(dict.fromkeys(line, now))
+
     def __len__(self) -> int:
         return len(self._ready) + len(self._new)
 

@@ -1,4 +1,7 @@
-"""From an RLJob's manifest to what the store keeps. A job that cannot be read is kept with the reason."""
+"""From an RLJob's manifest to what the store keeps. A job that cannot be read is kept with the reason.
+
+Whose job it is comes first, from the manifest as it is: another controller may read a spec that this one cannot.
+"""
 
 from typing import Any
 
@@ -6,12 +9,12 @@ from pydantic import ValidationError
 from roll_api import JobStatus, RLJob, spec_hash
 
 from roll_operator.controller.cluster.store import JobEntry
-from roll_operator.plan import Record
+from roll_operator.plan import Record, answers_to
 from roll_operator.plan.not_yet import not_yet
 from roll_operator.plan.record import read_record
 
 INVALID = "Invalid"
-"""Type of the condition of a job that cannot be read, or asks for what is not there yet."""
+"""Type of the condition of a job that cannot be read, asks for what is not there yet, or makes the operator fail."""
 
 KEPT = ("name", "namespace", "uid", "generation", "labels", "annotations", "creationTimestamp")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -30,6 +33,7 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         job=None,
         deleting=bool(metadata.get("deletionTimestamp")),
         invalid=_invalid(status),
+        managed=answers_to((manifest.get("spec") or {}).get("managedBy")),
     )
     kept = _kept(metadata)
     try:
@@ -42,8 +46,7 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         entry.problem = _said(error)
     try:
         entry.record = read_record(status.get("record"))
-        reported = {key: value for key, value in status.items() if key != "record"}
-        entry.status = JobStatus.model_validate(reported) if reported else None
+        entry.status = _reported(status)
     except (ValidationError, TypeError, ValueError) as error:
         # Acting on a record that is not understood could start what must not run twice.
         entry.job, entry.problem = None, f"status.record cannot be read: {_said(error)}"
@@ -53,6 +56,8 @@ def read_job(manifest: dict[str, Any], known: JobEntry | None = None) -> JobEntr
         asked = [f"{key}: {said}" for key, said in not_yet(entry.job.spec, cluster=True)]
         if asked:
             entry.job, entry.problem, entry.reason = None, "; ".join(asked), "NotSupported"
+    if not entry.managed:
+        entry.problem = ""
     return entry
 
 
@@ -68,6 +73,16 @@ def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
     if LAST_APPLIED in annotations:
         kept["annotations"] = {k: v for k, v in annotations.items() if k != LAST_APPLIED}
     return kept
+
+
+def _reported(status: dict[str, Any]) -> JobStatus | None:
+    """What plans report. `Invalid` is not theirs: a plan that was compared with it would differ for ever."""
+    reported = {key: value for key, value in status.items() if key != "record"}
+    if not reported:
+        return None
+    result = JobStatus.model_validate(reported)
+    theirs = [c for c in result.conditions if c.type != INVALID]
+    return result.model_copy(update={"conditions": theirs})
 
 
 def _invalid(status: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ at all where the acts have changed what there is to report.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -35,17 +36,20 @@ from roll_operator.plan import (
     Record,
     StopPod,
     doubtful,
-    managed,
     plan,
 )
 from roll_operator.plan.desired import name_of
 from roll_operator.plan.model import SCHEDULER
-from roll_operator.plan.objects.cluster import host, site
+from roll_operator.plan.objects.cluster import Cluster, host, site
 
 LOG_SECONDS = 2.0
 LOG_LINES = "20"
 REFUSED_SECONDS = 10.0
 """A pod that the API server refused is offered again after this time."""
+UNHEARD_SECONDS = 2.0
+"""A scheduler that did not say whether its job stands still is asked again after this time."""
+ERROR_WORDS = 500
+"""Characters of an error that a condition quotes."""
 KEY_SECONDS = 10.0
 """A certificate that takes longer is asked about."""
 
@@ -62,10 +66,12 @@ class Reconciler:
         acts: Acts,
         keeper: TrustKeeper,
         events: Events,
+        cluster: Cluster,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api, self._store, self._links, self._status = api, store, links, status
         self._acts, self._keeper, self._events, self._wall = acts, keeper, events, wall
+        self._cluster = cluster
         self._of_record: dict[str, tuple[str, RLJob]] = {}
         """Job's uid → the job as its pods were told, under the hash that names it."""
 
@@ -75,13 +81,25 @@ class Reconciler:
         if entry is None or entry.deleting:
             self._links.point(key, None)
             self._status.turns.leave(key)
+            await self._acts.release(self._store.left_behind(key))
             return None
-        if entry.problem or entry.invalid:
-            await self._judge(entry)
-        if entry.job is None or not managed(entry.job):
+        await self._acts.release(self._store.left_behind(key, entry.uid))
+        if entry.job is None or not entry.managed:
+            await self._judge(entry, entry.problem, entry.reason)
             self._links.point(key, None)
             return None
-        return await self._carry_out(entry, entry.job)
+        wait = await self._carry_out(entry, entry.job)
+        if self._store.job(key) is entry:
+            await self._judge(entry, "")
+        return wait
+
+    async def report(self, key: str, error: Exception) -> None:
+        """The look ended by an error that nobody thought of: the job says so until one succeeds."""
+        entry = self._store.job(key)
+        if entry is not None and not entry.deleting:
+            said = f"{type(error).__name__}: {error}"[:ERROR_WORDS]
+            problem = f"an error of the operator, whose log tells more: {said}"
+            await self._judge(entry, problem, "OperatorError")
 
     def forget(self, uid: str) -> None:
         """The job is gone for good."""
@@ -116,8 +134,14 @@ class Reconciler:
             fenced=self._links.acknowledged(key),
             refused=self._acts.refused(entry.uid),
         )
-        where = replace(site(job), keeps_ended=True)
+        where = site(job, self._cluster)
         result = plan(job, observed, now, where)
+        if _finds_stall(observed, result):  # by a report that may be older than the deadline
+            latest = await self._links.last_word(key)
+            if latest is None:
+                return UNHEARD_SECONDS
+            observed = replace(observed, progress=latest)
+            result = plan(job, observed, now, where)
         last = _stops_scheduler(job, result)
         if last:  # what the workers saved on their way out is newer than its report
             latest = await self._links.last_word(key)
@@ -125,10 +149,12 @@ class Reconciler:
                 job, replace(observed, progress=_final(observed.progress, latest)), now, where
             )
         await self._status.before_acts(entry, result, at_once=last)
+        self._acts.tell(entry)
         if any(isinstance(a, DeleteJob) for a in result.actions):
             await self._delete_job(entry)
             return None
         refused = await self._acts.carry_out(entry, result.job or job, result)
+        await self._acts.release(facts)
         await self._acts.renew(entry)
         self._links.point(key, await self._target(entry, job, result))
         waits = [result.wake_at - self._wall() if result.wake_at is not None else None]
@@ -192,20 +218,20 @@ class Reconciler:
             found = await self._api.get(
                 paths.config_map(entry.namespace, f"{entry.name}-spec-{wanted}")
             )
-            job = RLJob.from_json(found["data"]["job.json"])
+            job = RLJob.parse_stored(json.loads(found["data"]["job.json"]))
         except (NotFound, KeyError, ValueError, ValidationError) as error:
             log.warning("%s: the spec of its pods cannot be read: %s", entry.key, error)
             return None
         self._of_record[entry.uid] = (wanted, job)
         return job
 
-    async def _judge(self, entry: JobEntry) -> None:
-        """A job that cannot be read says so once, and again when the reason changes."""
-        if entry.problem == entry.invalid:
+    async def _judge(self, entry: JobEntry, problem: str, reason: str = "") -> None:
+        """What is wrong with a job is said once, and again when it changes."""
+        if problem == entry.invalid or not entry.managed:
             return
-        await self._status.say_invalid(entry, self._wall())
-        if entry.problem:
-            self._events.tell(entry, Announce("Warning", "Invalid", entry.problem))
+        await self._status.say_invalid(entry, problem, reason, self._wall())
+        if problem:
+            self._events.tell(entry, Announce("Warning", "Invalid", problem))
 
     async def _target(self, entry: JobEntry, job: RLJob, result: Plan) -> Target | None:
         pods = self._store.pods(entry.key, entry.uid)
@@ -247,6 +273,10 @@ def _final(known: Progress | None, latest: Progress | None) -> Progress | None:
     if known is None or latest is None:
         return latest or known
     return replace(latest, samples_per_second=known.samples_per_second)
+
+
+def _finds_stall(observed: Observed, result: Plan) -> bool:
+    return result.record.stalled not in (None, observed.record.stalled)
 
 
 def _stops_scheduler(job: RLJob, result: Plan) -> bool:

@@ -30,7 +30,8 @@ class Settings:
     lease_name: str = "roll-operator"
     metrics_port: int = 9090
     health_port: int = 8080
-    token: str = ""
+    pod_group_scheduler: str = ""
+    """schedulerName of pods that are placed as a gang; empty: the usual one of the cluster's PodGroup."""
     cert_manager_issuer: str = ""
     authority: Path | None = None
     """The certificate by which what that issuer made is known: its Secrets are not the operator's to read."""
@@ -85,7 +86,7 @@ class Settings:
             lease_name=text("ROLL_LEASE_NAME", "roll-operator"),
             metrics_port=port("ROLL_METRICS_PORT", 9090),
             health_port=port("ROLL_HEALTH_PORT", 8080),
-            token=env.get("ROLL_TOKEN", ""),
+            pod_group_scheduler=env.get("ROLL_POD_GROUP_SCHEDULER", ""),
             cert_manager_issuer=env.get("ROLL_CERT_MANAGER_ISSUER", ""),
             authority=_path(env.get("ROLL_CERT_MANAGER_CA", "")),
             qps=number("ROLL_QPS", 200.0),

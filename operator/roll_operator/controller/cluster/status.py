@@ -2,7 +2,8 @@
 
 Invariants: what a record counts is on the cluster before any act that follows from it; a write names the version
 that the plan was made from, so that a plan made from an old view, or by an operator that leads no more, changes
-nothing. What waits for its turn is not lost: the next plan starts from it.
+nothing. What waits for its turn, or could not be written, is not lost: the next plan starts from it, and what is to
+be announced with it waits on the job's entry.
 """
 
 import time
@@ -19,7 +20,7 @@ from roll_operator.controller.cluster.proof import WatchProof
 from roll_operator.controller.cluster.reading import INVALID
 from roll_operator.controller.cluster.store import JobEntry
 from roll_operator.controller.cluster.turns import ARRIVED, FIGURES, ON_ITS_WAY, Turns
-from roll_operator.plan import Phase, Plan, Record
+from roll_operator.plan import Announce, Phase, Plan, Record, Restarted
 from roll_operator.plan.model import Scope
 from roll_operator.plan.record import write_record
 from roll_operator.plan.status import timestamp
@@ -28,7 +29,7 @@ FIGURES_SECONDS = 10.0
 """Figures alone are written this often at most."""
 MANAGER = "roll-operator"
 JUDGE = "roll-operator-validation"
-"""Owns the condition of a job that cannot be read, and nothing else of the status."""
+"""Owns the condition of a job that cannot be read or looked at, and nothing else of the status."""
 WAYS = (Phase.PENDING, Phase.STARTING)
 
 
@@ -52,6 +53,8 @@ class StatusWriter:
         `at_once`: nobody will tell these figures again.
         """
         why = due(entry, result)
+        entry.ahead = (result.status, result.record) if why else None
+        entry.untold += [a for a in result.actions if isinstance(a, Announce | Restarted)]
         if why is not None and (at_once or binding(entry.record, result.record)):
             await self._bucket.take()
             await self._write(entry, result, why)
@@ -62,7 +65,6 @@ class StatusWriter:
         `newest`: nothing has happened since the plan; otherwise the next look, which is due, knows more.
         """
         why = due(entry, result)
-        entry.ahead = (result.status, result.record) if why else None
         if why is None:
             self.turns.leave(entry.key)
         if why is None or not newest:
@@ -75,27 +77,25 @@ class StatusWriter:
             await self._write(entry, result, why)
         return None
 
-    async def say_invalid(self, entry: JobEntry, now: float) -> None:
-        """Sets the condition `Invalid` to what holds now, whatever else the status says."""
+    async def say_invalid(self, entry: JobEntry, problem: str, reason: str, now: float) -> None:
+        """Sets the condition `Invalid` to what holds now, whatever else the status says. No problem: it is false."""
         condition = {
             "type": INVALID,
-            "status": "True" if entry.problem else "False",
-            "reason": entry.reason if entry.problem else "Read",
-            "message": entry.problem,
+            "status": "True" if problem else "False",
+            "reason": reason if problem else "Read",
+            "message": problem,
             "lastTransitionTime": timestamp(now),
             "observedGeneration": entry.generation,
         }
         await self._bucket.take()
         metrics.STATUS_WRITES.labels("invalid").inc()
         await self._apply(entry, {"conditions": [condition]}, JUDGE)
-        entry.invalid = entry.problem
+        entry.invalid = problem
 
     async def _write(self, entry: JobEntry, result: Plan, why: str) -> None:
         metrics.STATUS_WRITES.labels(why).inc()
         status = result.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         status["record"] = write_record(result.record)
-        # What a write that fails leaves to the next plan.
-        entry.ahead = (result.status, result.record)
         await self._apply(entry, status, MANAGER)
         entry.status, entry.record, entry.ahead = result.status, result.record, None
         entry.written_at = self._clock()
@@ -114,8 +114,12 @@ class StatusWriter:
         }
         path = f"{paths.job(entry.namespace, entry.name)}/status"
         written = await self._api.apply(path, body, manager)
-        entry.version = int(written["metadata"]["resourceVersion"])
-        self._proof.expect(entry.uid, entry.version)
+        version = int(written["metadata"]["resourceVersion"])
+        if (
+            version > entry.version
+        ):  # an apply that changes nothing is no news, and no watch tells of it
+            entry.version = version
+            self._proof.expect(entry.uid, version)
 
 
 def due(entry: JobEntry, result: Plan) -> str | None:
@@ -139,11 +143,13 @@ def binding(written: Record, planned: Record) -> bool:
 
 
 def _counted(record: Record) -> Record:
-    """Without what the next operator would find out by itself: which pods are there, whether and since when they run."""
+    """Without what the next operator would find out by itself: which pods are there, what they run and since when."""
     scopes = {key: replace(scope, started={}) for key, scope in record.scopes.items()}
     return replace(
         record,
         scopes={key: scope for key, scope in scopes.items() if scope != Scope()},
+        scheduler_image="",
+        worker_image="",
         started_at=0.0,
         ready_since=0.0,
         was_running=False,
@@ -157,4 +163,4 @@ def _line(why: str, result: Plan) -> int:
 
 
 def _turns(status: JobStatus) -> list[tuple[str, str, str]]:
-    return sorted((c.type, c.status, c.reason) for c in status.conditions if c.type != INVALID)
+    return sorted((c.type, c.status, c.reason) for c in status.conditions)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from roll_api import JobStatus, RLJob
 
 from roll_operator.backends.kubernetes import PodFacts
-from roll_operator.plan import PodPhase, Record
+from roll_operator.plan import Announce, PodPhase, Record, Restarted
 
 ALIVE = (PodPhase.PENDING, PodPhase.RUNNING)
 REMEMBERED_DELETIONS = 20_000
@@ -33,6 +33,8 @@ class JobEntry:
     problem: str = ""
     reason: str = "CannotBeRead"
     """`problem` in one word."""
+    managed: bool = True
+    """False: another controller's, which alone may say what is wrong with it."""
     deleting: bool = False
     status: JobStatus | None = None
     record: Record = field(default_factory=Record)
@@ -42,9 +44,11 @@ class JobEntry:
     written_at: float = 0.0
     """When this process last wrote the status, on its own clock."""
     ahead: tuple[JobStatus, Record] | None = None
-    """What the newest plan says and the cluster does not yet: it waits for its turn."""
-    told: dict[tuple[int, str, str], tuple[int, JobStatus | None]] = field(default_factory=dict)
-    """Events by version, reason and message: how many, and the status that the last one began from."""
+    """What the newest plan says and the cluster does not yet: it waits for its turn. The next plan starts from it."""
+    untold: list[Announce | Restarted] = field(default_factory=list)
+    """What that plan announces and nobody was told yet; the next plan will not say it again."""
+    told: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    """How many Events, by version, reason and message."""
 
     @property
     def key(self) -> str:
@@ -80,6 +84,13 @@ class Store:
             if facts.owner == uid
         ]
 
+    def pod(self, key: str, uid: str) -> PodFacts | None:
+        return self._pods.get(key, {}).get(uid)
+
+    def left_behind(self, key: str, uid: str = "") -> list[PodFacts]:
+        """Pods of jobs that had this name before the one with this uid; without it, of all of them."""
+        return [facts for facts in self._pods.get(key, {}).values() if facts.owner != uid]
+
     def count_pods(self) -> int:
         return sum(len(pods) for pods in self._pods.values())
 
@@ -101,7 +112,9 @@ class Store:
         if known is not None and known.uid == entry.uid:
             entry.written_at = known.written_at
             if known.record == entry.record:
-                entry.ahead = known.ahead
+                entry.ahead, entry.untold = known.ahead, known.untold
+            elif known.ahead is not None and known.ahead[1] == entry.record:
+                entry.untold = known.untold  # the own write, seen before its answer
         self._jobs[entry.key] = entry
         self._changed(entry.key)
         return True

@@ -18,7 +18,7 @@ from roll_operator.plan.objects.cluster import JOB_LABEL
 HASH = "roll.dev/applied"
 """Annotation with the hash of the manifest as the operator wrote it."""
 
-KEPT = frozenset({"PersistentVolumeClaim", "ServiceAccount", "Certificate"})
+KEPT = frozenset({"PersistentVolumeClaim", "ServiceAccount"})
 """Kinds that are not changed once they exist: others fill them in, or what they hold must not be touched."""
 
 PRUNED = frozenset({"PodDisruptionBudget", "PodGroup"})
@@ -41,13 +41,15 @@ class NameTaken(Exception):
 Identity = tuple[str, str, str]
 """API version, kind and name."""
 
-Known = dict[Identity, tuple[str, str]]
-"""Of each object: the hash that it was made from, and its uid."""
+Seen = tuple[str, str, str]
+"""Of an object: the hash that it was made from, its uid, and its version."""
+
+Known = dict[Identity, Seen]
 
 
 class Supports:
     def __init__(self, api: Api, pod_group_api: str | None = None) -> None:
-        self._api = api
+        self._api, self.pod_group_api = api, pod_group_api
         groups = ((pod_group_api, "PodGroup"),) if pod_group_api else ()
         self._listed = (*LISTED, *groups)
         self._known: dict[str, Known] = {}
@@ -89,10 +91,10 @@ class Supports:
             known = objects[identity] = await self._create(entry, marked)
             if known[0] == digest or _is_kept(manifest):
                 return
-        objects[identity] = await self._mend(entry, marked, known[1])
+        objects[identity] = await self._mend(entry, marked, known)
 
-    async def _create(self, entry: JobEntry, manifest: Manifest) -> tuple[str, str]:
-        """Hash and uid of the object that is there now, made here or before."""
+    async def _create(self, entry: JobEntry, manifest: Manifest) -> Seen:
+        """The object that is there now, made here or before."""
         try:
             made = await self._api.create(paths.home(manifest), manifest)
         except AlreadyExists:
@@ -107,15 +109,16 @@ class Supports:
                 raise  # the namespace is gone; of a path that it does not serve the server says no more than 404
             unserved = f"the cluster serves no {manifest['kind']} of {manifest['apiVersion']}"
             raise Invalid(error.status, error.reason, unserved) from error
-        annotations = made["metadata"].get("annotations") or {}
-        return annotations.get(HASH, ""), made["metadata"]["uid"]
+        return _seen(made["metadata"])
 
-    async def _mend(self, entry: JobEntry, manifest: Manifest, uid: str) -> tuple[str, str]:
+    async def _mend(self, entry: JobEntry, manifest: Manifest, known: Seen) -> Seen:
         metadata = manifest["metadata"]
         patch = {key: value for key, value in manifest.items() if key != "metadata"}
-        # The uid makes it this object and no namesake.
+        # The uid makes it this object and no namesake; the version, the one that was judged: what a later leader
+        # has written stays.
         patch["metadata"] = {
-            "uid": uid,
+            "uid": known[1],
+            "resourceVersion": known[2],
             "labels": metadata["labels"],
             "annotations": metadata["annotations"],
         }
@@ -126,7 +129,7 @@ class Supports:
             raise
         except NotFound:
             return await self._create(entry, manifest)
-        return metadata["annotations"][HASH], made["metadata"]["uid"]
+        return _seen(made["metadata"])
 
     async def _prune(self, entry: JobEntry, wanted: Collection[Identity], empty: bool) -> None:
         objects = self._known.get(entry.uid, {})
@@ -156,8 +159,12 @@ def _is_kept(manifest: Manifest) -> bool:
 def _note(found: dict[str, Known], kind: tuple[str, str], item: Manifest) -> None:
     metadata, owner = item["metadata"], owner_of(item)
     if owner is not None and JOB_LABEL in (metadata.get("labels") or {}):
-        digest = (metadata.get("annotations") or {}).get(HASH, "")
-        found.setdefault(owner, {})[*kind, metadata["name"]] = (digest, metadata["uid"])
+        found.setdefault(owner, {})[*kind, metadata["name"]] = _seen(metadata)
+
+
+def _seen(metadata: Manifest) -> Seen:
+    annotations = metadata.get("annotations") or {}
+    return annotations.get(HASH, ""), metadata["uid"], metadata["resourceVersion"]
 
 
 def _identity(manifest: Manifest) -> Identity:

@@ -64,10 +64,11 @@ class Workers:
             pause = self._queue.retry(key)
             log.warning("%s: %s; again in %.1f s", key, error, pause)
             return "failed"
-        except Exception:
+        except Exception as error:
             # A mistake in this program, or an object that nobody thought of, concerns this job alone.
             pause = self._queue.retry(key)
             log.exception("%s: an error of the operator; again in %.1f s", key, pause)
+            await self._report(key, error)
             return "error"
         self._queue.succeeded(key)
         self._settle(key, wait)
@@ -78,6 +79,14 @@ class Workers:
             await self._reconciler.reread(key)
         except ApiError as error:
             log.warning("%s: %s", key, error)
+
+    async def _report(self, key: str, error: Exception) -> None:
+        try:
+            await self._reconciler.report(key, error)
+        except NotLeader:
+            raise
+        except Exception as failed:
+            log.warning("%s: its error is not in its status: %s", key, failed)
 
     def _settle(self, key: str, wait: float | None) -> None:
         entry = self._store.job(key)

@@ -29,7 +29,7 @@ SPEC_FILE = "/etc/roll/job/job.json"
 SOURCE = f"{STORAGE}/source"
 
 SMALL: Mapping[str, Mapping[str, str]] = {"requests": {"cpu": "100m", "memory": "256Mi"}}
-"""What a pod asks for when nobody said: enough to be counted, little enough to fit on a laptop."""
+"""What a pod asks for when its job says nothing: enough to be counted, little enough to fit on a laptop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,6 @@ class Cluster:
     """schedulerName of members of a PodGroup. None: the usual one of the API."""
     cert_manager_issuer: str | None = None
     """`NAME` of an Issuer or `ClusterIssuer/NAME`; None: the operator makes certificates itself."""
-    resources: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
-    """Requests and limits by role, where a job names none."""
-
-    def resources_of(self, role: str) -> Mapping[str, Mapping[str, str]]:
-        return self.resources.get(role, SMALL)
 
 
 def labels(job: RLJob) -> dict[str, str]:
@@ -116,8 +111,8 @@ def tls_name(job: RLJob, serial: int | str | None = None) -> str:
     return f"{job.name}-tls" if serial is None else f"{job.name}-tls-{serial}"
 
 
-def site(job: RLJob) -> Site:
-    """The addresses and folders that `plan()` puts into the environment of a pod."""
+def site(job: RLJob, cluster: Cluster) -> Site:
+    """The addresses, folders and images that `plan()` starts a pod with."""
     return Site(
         job_uid=job.metadata.uid,
         scheduler=f"{host(job, f'{job.name}-{SCHEDULER}-0')}:{SCHEDULER_PORT}",
@@ -125,4 +120,7 @@ def site(job: RLJob) -> Site:
         spec=SPEC_FILE,
         storage=STORAGE,
         source=SOURCE,
+        keeps_ended=True,
+        scheduler_image=cluster.operator_image,
+        worker_image=cluster.worker_image,
     )

@@ -18,8 +18,10 @@ ARCHIVE_FOLDER = "/etc/roll/source"
 ARCHIVE = f"{ARCHIVE_FOLDER}/source.tar.gz"
 TOKEN_FOLDER = "/var/run/secrets/roll"
 TOKEN_SECONDS = 3600
+READY = "/tmp/roll-ready"
+"""An inference process keeps this file while it holds a published version."""
 
-SERVERS = (SCHEDULER, "trainer")
+SERVERS = (SCHEDULER, "trainer", "inference")
 """Roles that others connect to: they hold the job's certificate."""
 
 PROTECTED = frozenset({"roll-job", "roll-trust", "roll-tls", "roll-token"})

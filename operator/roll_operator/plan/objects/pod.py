@@ -15,6 +15,7 @@ from roll_operator.plan.objects.cluster import (
     METRICS_PORT,
     ROLE_LABEL,
     SCHEDULER_PORT,
+    SMALL,
     SPEC_HASH_ANNOTATION,
     WORKER_PORT,
     Cluster,
@@ -54,7 +55,8 @@ def pod(
     }
     join(result, job, start.role, cluster, starting)
     enqueue(result, job, start.role)
-    return merged(result, template, files.PROTECTED | _protected(result))
+    where = f"roles.{start.role}.template" if role else "scheduler.template"
+    return merged(result, template, files.PROTECTED | _protected(result), where)
 
 
 def _protected(pod: Manifest) -> frozenset[str]:
@@ -123,7 +125,7 @@ def _container(job: RLJob, start: StartPod, cluster: Cluster, role: Role | None)
     port = WORKER_PORT if role else SCHEDULER_PORT
     result: Manifest = {
         "name": start.role,
-        "image": (job.spec.image or cluster.worker_image) if role else cluster.operator_image,
+        "image": start.image,
         "imagePullPolicy": cluster.pull_policy,
         "command": ["python", "-m", package],
         "env": _env(job, start, cluster),
@@ -131,9 +133,7 @@ def _container(job: RLJob, start: StartPod, cluster: Cluster, role: Role | None)
             {"name": "grpc", "containerPort": port},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
-        "resources": _resources(
-            cluster, start.role, role.resources if role else job.spec.scheduler.resources, role
-        ),
+        "resources": _resources(role.resources if role else job.spec.scheduler.resources, role),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -145,11 +145,16 @@ def _container(job: RLJob, start: StartPod, cluster: Cluster, role: Role | None)
     }
     if role is None:
         result |= _probes()
+    if start.role == "inference":
+        # Evictions count pods that are ready: without this the last one that serves could go while another loads.
+        looks = {"exec": {"command": ["test", "-f", files.READY]}}
+        result["readinessProbe"] = {**looks, "periodSeconds": 5}
     return result
 
 
 def _probes() -> Manifest:
-    """Whether the port is open: TLS keeps the kubelet from asking more. A large ledger takes long to open."""
+    """Whether the port is open: TLS keeps the kubelet from asking more, and who stands still behind it ends by itself
+    (`scheduler.watchdog`). A large ledger takes long to open."""
     knock = {"tcpSocket": {"port": SCHEDULER_PORT}}
     return {
         "startupProbe": {**knock, "periodSeconds": 1, "failureThreshold": 600},
@@ -158,11 +163,10 @@ def _probes() -> Manifest:
     }
 
 
-def _resources(cluster: Cluster, name: str, given: Resources, role: Role | None) -> Manifest:
-    """The operator's setting where the job says nothing; GPUs are limits, which are requests too."""
-    default = cluster.resources_of(name)
+def _resources(given: Resources, role: Role | None) -> Manifest:
+    """GPUs are limits, which are requests too."""
     said = {kind: dict(amounts) for kind, amounts in given.model_dump().items() if amounts}
-    result = said or {kind: dict(amounts) for kind, amounts in default.items() if amounts}
+    result = said or {kind: dict(amounts) for kind, amounts in SMALL.items()}
     if devices := gpu.limits(role.gpu if role else None):
         result["limits"] = {**result.get("limits", {}), **devices}
     return result
@@ -187,7 +191,7 @@ def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
         values["ROLL_TLS"] = files.TLS_FOLDER
     if start.role == SCHEDULER:
         values |= {
-            "ROLL_LISTEN": site(job).listen,
+            "ROLL_LISTEN": site(job, cluster).listen,
             "ROLL_SOCKET": "/tmp/roll.sock",
             "ROLL_OPERATOR": cluster.operator_identity,
         }
@@ -197,18 +201,18 @@ def _env(job: RLJob, start: StartPod, cluster: Cluster) -> list[dict[str, Any]]:
             values["ROLL_SOURCE_ARCHIVE"] = files.ARCHIVE
     if start.role == "trainer":
         values |= _rendezvous(job)
+    if start.role == "inference":
+        values["ROLL_READY"] = files.READY
     values.pop("ROLL_POD_UID", None)  # what the planner calls a uid, the API server decides
     uid = {"name": "ROLL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     return [uid, *({"name": name, "value": values[name]} for name in sorted(values))]
 
 
 def _rendezvous(job: RLJob) -> dict[str, str]:
-    """Where torch's ranks meet. RANK and WORLD_SIZE are the planner's, the same on one machine."""
-    trainer = job.spec.roles.trainer
+    """Where torch's ranks meet. Who they are is the planner's word, the same on one machine."""
     return {
         "MASTER_ADDR": host(job, f"{job.name}-trainer-0"),
         "MASTER_PORT": str(MASTER_PORT),
-        "LOCAL_WORLD_SIZE": str(trainer.gpu.count if trainer.gpu else 1),
     }
 
 

@@ -65,7 +65,8 @@ def spec_config_map(job: RLJob) -> Manifest:
 
 def disruption_budgets(job: RLJob) -> list[Manifest]:
     """One inference pod at a time may be drained. A number, because the eviction API would resolve a
-    percentage by the job's scale, which is inference's, for whatever pods it selects."""
+    percentage by the job's scale, which is inference's, for whatever pods it selects. One that does not serve, because
+    it loads or because its image says nothing of it, holds up no drain."""
     replicas = job.spec.roles.inference.replicas
     if replicas < 2:
         return []
@@ -77,6 +78,7 @@ def disruption_budgets(job: RLJob) -> list[Manifest]:
             "metadata": metadata(job, f"{job.name}-inference"),
             "spec": {
                 "minAvailable": replicas - 1,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": selected},
             },
         }

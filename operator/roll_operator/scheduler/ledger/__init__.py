@@ -5,6 +5,11 @@ Invariant: a commit is all or nothing, and payloads are on disk before the commi
 """
 
 from roll_operator.scheduler.ledger.segments import SegmentStore
-from roll_operator.scheduler.ledger.sqlite import LedgerBusy, LedgerError, SqliteLedger
+from roll_operator.scheduler.ledger.sqlite import (
+    LedgerBusy,
+    LedgerError,
+    LedgerTaken,
+    SqliteLedger,
+)
 
-__all__ = ["LedgerBusy", "LedgerError", "SegmentStore", "SqliteLedger"]
+__all__ = ["LedgerBusy", "LedgerError", "LedgerTaken", "SegmentStore", "SqliteLedger"]

@@ -66,11 +66,12 @@ def _unit(group: Group | None, index: int) -> Unit | None:
 
 
 def _own_story(group: Group | None, row: Sequence[Any]) -> None:
-    _, index, state, cause, failures, life = row
+    _, index, state, cause, failures, life, hurdle, company = row
     unit = _unit(group, int(index))
     if unit is None:
         return
     unit.failures, unit.life, unit.cause = failures, life, cause
+    unit.hurdle, unit.company = hurdle, company
     if SampleState(state) in SAMPLE_ENDS:
         unit.state = SampleState(state)
 

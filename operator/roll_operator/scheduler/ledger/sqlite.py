@@ -1,7 +1,8 @@
 """The ledger in SQLite: WAL, `synchronous=FULL`, one writer.
 
 Invariant: `open` gives a scheduler exactly the state that its last commit described, in time
-proportional to what is in flight, under a term that no scheduler had before.
+proportional to what is in flight, under a term that no scheduler had before. Groups that a lower
+maxStaleness leaves no step are at their end then, and so is a validation that the job asks for no more.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import sqlite3
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from roll_operator.scheduler import leases
+from roll_operator.scheduler import leases, tallies, validation
+from roll_operator.scheduler.groups import end_stale
 from roll_operator.scheduler.ledger import rows
 from roll_operator.scheduler.ledger.segments import SEGMENT_BYTES, Run, SegmentStore
 from roll_operator.scheduler.lifecycle import (
     SAMPLE_ENDS,
     Altered,
     BatchState,
+    Cause,
     Group,
     GroupState,
     SampleState,
@@ -46,15 +49,16 @@ from roll_operator.scheduler.state import (
     Validation,
     Writes,
 )
+from roll_operator.scheduler.training import REMEMBERED_VERSIONS, go_on
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-FORMAT = 2
+FORMAT = 4
 STATEMENTS = {
     "groups": "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-    "units": "INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?)",
+    "units": "INSERT OR REPLACE INTO units VALUES (?,?,?,?,?,?,?,?)",
     "parts": "INSERT INTO parts VALUES (?,?,?,?,?)",
     "failures": "INSERT INTO failures VALUES (?,?,?,?,?,?,?,?,?,?)",
-    "batches": "INSERT OR REPLACE INTO batches VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "batches": "INSERT OR REPLACE INTO batches VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     "steps": "INSERT OR REPLACE INTO steps VALUES (?,?,?,?,?)",
     "versions": "INSERT OR REPLACE INTO versions VALUES (?,?,?,?,?)",
     "checkpoints": (
@@ -94,6 +98,10 @@ class LedgerBusy(LedgerError):
     """Another process writes to it. The next start waits for that one's end."""
 
 
+class LedgerTaken(LedgerError):
+    """A newer scheduler has opened it: this one may write no more."""
+
+
 class SqliteLedger:
     """All belongs to the scheduler's thread, but for `finish`, which waits for the disk in a thread of its own.
 
@@ -107,6 +115,12 @@ class SqliteLedger:
         read_only: bool = False,
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._term = 0  # of the scheduler that this is; 0: none
+        self._rows: Counter[str] = Counter()  # ever added to each table of tallies.KEYS
+        self._written: Counter[str] = Counter()  # what the ledger says of them
+        self._meta: set[str] = (
+            set()
+        )  # rows of `meta` that are known to be there; none: look at the disk
         self._path = folder / "ledger.sqlite"
         if not read_only:
             folder.mkdir(parents=True, exist_ok=True)
@@ -131,21 +145,28 @@ class SqliteLedger:
     def begin(self, writes: Writes, payloads: list[Run]) -> None:
         """Every row into one transaction, which `finish` ends. Up to CACHE_BYTES nothing is written here.
 
-        There is one writer: who finds another waits for it no longer than BUSY_MS.
+        There is one writer: who finds another waits for it no longer than BUSY_MS, and who finds a newer one's
+        term writes nothing (LedgerTaken).
         """
         if payloads:
             writes.meta["tail"] = payloads[-1].end
         self._begin()
         with self._undone() as db:
+            self._check_owner(db)
+            self._recall_rows()
             for name, statement in STATEMENTS.items():
                 batch = getattr(writes, name)
                 if not batch:
                     continue
+                if name in tallies.KEYS:
+                    self._count_new(name, batch)
                 if statement.startswith("INSERT"):
                     _insert(db, statement, batch)
                 else:
                     db.executemany(statement, batch)
-            _insert(db, META, [(key, json.dumps(value)) for key, value in writes.meta.items()])
+            self._write_meta(writes.meta)
+            if isinstance(raised := writes.meta.get("term"), int):  # a lost ledger is gone on from
+                self._term = raised
 
     def finish(self, writes: Writes, payloads: list[Run]) -> None:
         """Payloads first, then the transaction that refers to them."""
@@ -159,6 +180,32 @@ class SqliteLedger:
         if dead:
             self.store.drop(dead)
 
+    def _recall_rows(self) -> None:
+        """At the start, and after a transaction that came to nothing."""
+        if not self._meta:
+            found = self._db.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()
+            self._rows = Counter(json.loads(found[0]) if found else {})
+            self._written = self._rows.copy()
+
+    def _count_new(self, table: str, batch: Iterable[Sequence[object]]) -> None:
+        places = tallies.KEYS[table]
+        where = " AND ".join(f"{column} = ?" for column in places)
+        query = f"SELECT count(*) FROM {table} WHERE {where}"
+        for key in {tuple(row[place] for place in places.values()) for row in batch}:
+            (known,) = self._db.execute(query, key).fetchone()
+            self._rows[table] += 1 - known
+
+    def _write_meta(self, values: Mapping[str, object]) -> None:
+        new = values.keys() - self._meta
+        if new:
+            self._meta |= new
+            self._count_new("meta", [(key,) for key in new])
+        batch = [(key, json.dumps(value)) for key, value in values.items()]
+        if self._rows != self._written:
+            batch.append(("rows", json.dumps(self._rows)))
+            self._written = self._rows.copy()
+        _insert(self._db, META, batch)
+
     def _begin(self) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -168,18 +215,40 @@ class SqliteLedger:
             why = "another process writes to it; end that one, a job has one scheduler"
             raise LedgerBusy(f"{self._path}: {why}") from error
 
+    def _check_owner(self, db: sqlite3.Connection) -> None:
+        (found,) = db.execute("SELECT value FROM meta WHERE key = 'term'").fetchone()
+        if int(found) != self._term:
+            raise LedgerTaken(
+                f"{self._path}: a newer scheduler has opened it (term {found}, this one has {self._term}); "
+                "this one ends, a job has one scheduler"
+            )
+
     @contextmanager
     def _undone(self) -> Iterator[sqlite3.Connection]:
         """The open transaction, which leaves nothing behind if it can't be ended."""
         try:
             yield self._db
         except BaseException:
+            self._meta.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
 
     def groups_of(self, batch: Batch) -> list[Group]:
         return rows.read_groups(self.reader, self._settings.graph, batch.group_ids)
+
+    def samples_between(self, step: int, later: int) -> int:
+        """Of the batches of the steps between, as far as they count."""
+        (found,) = self.reader.execute(
+            "SELECT total(samples) FROM batches WHERE step > ? AND step < ? AND state NOT IN (?, ?)",
+            (step, later, int(BatchState.POISON), int(BatchState.ABANDONED)),
+        ).fetchone()
+        return int(found)
+
+    def has_failed(self, group: int, lease: int) -> bool:
+        """Whether the lease ended as a failure that was counted."""
+        query = "SELECT 1 FROM failures WHERE group_id = ? AND lease = ?"
+        return self.reader.execute(query, (group, lease)).fetchone() is not None
 
     def batches(self) -> list[Batch]:
         return [read_batch(row) for row in self.reader.execute("SELECT * FROM batches")]
@@ -189,14 +258,17 @@ class SqliteLedger:
 
     def open(self, now: float) -> JobState:
         """Begin a new term on what the last commit left."""
-        meta = read_meta(self._db)
-        check_format(meta, self._path)
-        term = int(meta.get("term", 0)) + 1
-        name = str(meta.get("ledger") or uuid.uuid4().hex)
-        opening = {"term": term, "format": FORMAT, "ledger": name}
-        self._begin()  # an older scheduler may just be ending: this waits for it
+        self._begin()  # an older scheduler may just be ending: this waits for it, and reads what it left
         with self._undone() as db:
-            _insert(db, META, [(key, json.dumps(value)) for key, value in opening.items()])
+            meta = read_meta(db)
+            check_format(meta, self._path)
+            if meta and "term" not in meta:
+                # Terms would begin again, and with them the numbers of leases.
+                raise LedgerError(f"{self._path}: it says no term; see `roll ledger verify`")
+            self._term = term = int(meta.get("term", 0)) + 1
+            name = str(meta.get("ledger") or uuid.uuid4().hex)
+            self._recall_rows()
+            self._write_meta({"term": term, "format": FORMAT, "ledger": name})
             db.execute("COMMIT")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         self.store.resume(*meta.get("tail", (0, 0)))
@@ -234,7 +306,7 @@ def _many(statement: str, count: int) -> str:
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     try:
-        target = f"file:{path}?mode=ro" if read_only else str(path)
+        target = f"{path.resolve().as_uri()}?mode=ro" if read_only else str(path)
         db = sqlite3.connect(
             target, uri=read_only, isolation_level=None, check_same_thread=False, timeout=30
         )
@@ -265,12 +337,12 @@ def check_format(meta: dict[str, Any], path: Path) -> None:
 
 def read_batch(row: Sequence[Any]) -> Batch:
     (lineage, step, edition, state, ids, samples, tokens, digest, previous, oldest, attempts, reward,
-     staleness, formed, acquired) = row  # fmt: skip
+     staleness, formed, acquired, bound) = row  # fmt: skip
     return Batch(
         lineage=lineage, step=step, edition=edition, state=BatchState(state),
         group_ids=struct.unpack(f"<{len(ids) // 8}q", ids), samples=samples, tokens=tokens,
         digest=digest, previous=previous, oldest=oldest, attempts=attempts, reward=reward,
-        staleness=staleness, formed=formed, acquired_term=acquired,
+        staleness=staleness, formed=formed, acquired_term=acquired, max_staleness=bound,
     )  # fmt: skip
 
 
@@ -284,14 +356,15 @@ def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now:
     for name in (*COUNTED, "ledger_lost"):
         if name in meta:
             setattr(state, name, meta[name])
+    state.filtered = {
+        int(step): n for step, n in state.filtered.items()
+    }  # JSON knows no other keys
     # An error ended the run, not the job: whoever starts it again has changed something.
-    if state.finished == COMPLETE and state.reported < state.settings.steps:
-        state.finished = ""  # the job was given more steps
     state.counters = Counter(meta.get("counters", {}))
     state.roster = Roster.restored(meta)
     for split in ("train", "validation"):
-        if f"data.{split}" in meta:
-            size, digest = meta[f"data.{split}"]
+        if known := meta.get(f"data.{split}"):
+            size, digest = known
             state.data[split] = (size, digest)
     if "trainer" in meta:
         term, attempt, world, members = meta["trainer"]
@@ -299,11 +372,16 @@ def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now:
             term, attempt, {int(rank): name for rank, name in members.items()}, world=world
         )
     state.checkpoints = read_checkpoints(db)
-    newest = "SELECT * FROM versions WHERE lineage = ? ORDER BY number DESC LIMIT 16"
-    for _, number, _, digest, places in db.execute(newest, (state.lineage,)):
-        state.versions[number] = Publication(
-            number, state.lineage, digest, tuple(places.split("\n"))
-        )
+    # One more than are remembered: a step may be reported again whose version is still the one of before.
+    newest = "SELECT * FROM versions WHERE lineage = ? AND number <= ? ORDER BY number DESC LIMIT ?"
+    most = (state.lineage, state.reported, REMEMBERED_VERSIONS + 1)
+    for _, number, term, digest, places in db.execute(newest, most):
+        if term == state.vouched_term or number <= state.vouched_from:
+            state.versions[number] = Publication(
+                number, state.lineage, digest, tuple(places.split("\n"))
+            )
+    for number in list(state.versions)[REMEMBERED_VERSIONS:]:
+        del state.versions[number]
     for lineage, version, count, done, total, scored, finished in db.execute(
         "SELECT * FROM validations WHERE groups >= 0 ORDER BY lineage, version"
     ):
@@ -319,6 +397,15 @@ def _restore(state: JobState, db: sqlite3.Connection, meta: dict[str, Any], now:
     ids = [i for (i,) in db.execute("SELECT id FROM groups WHERE state IN (1, 3) ORDER BY id")]
     for group in rows.read_groups(db, state.settings.graph, ids):
         _resume_group(state, group, now)
+    end_stale(state, now)
+    if not state.settings.validation_every:
+        validation.abandon(state, now, Cause.SURPLUS)
+        if state.data.pop("validation", None):  # others may be held out later
+            state.writes.meta["data.validation"] = None
+    complete = state.finished == COMPLETE
+    other_terms = state.ending and state.ending_terms != state.settings.filter_terms
+    if state.reported < state.settings.steps and (complete or other_terms):
+        go_on(state, now)
     if ids:
         state.resume_at = now + state.settings.reconnect_grace
 
@@ -353,8 +440,8 @@ def _fold(db: sqlite3.Connection, lineage: int, step: int, segments: set[int]) -
     ).fetchall()
     ids = [group[0] for group in groups]
     these = json.dumps(ids)
-    ends = _ends(db, groups, these)
     mine = "IN (SELECT value FROM json_each(?))"
+    ends = _ends(db, groups, these) | tallies.of_groups(db, f"WHERE group_id {mine}", [these])
     (packed,) = db.execute(
         f"SELECT total(length(packed)) FROM parts WHERE group_id {mine}", (these,)
     ).fetchone()

@@ -68,13 +68,20 @@ def read_story(
             state=state,
             stage=unit.stage,
             turn=unit.turn,
-            version=session_pb2.PolicyVersion(lineage=held.lineage, number=unit.oldest or 0),
+            version=version_of(unit),
             attempt=unit.failures + 1,
             step=held.step,
             validation=held.validation is not None,
         ),
         events=events,
     )
+
+
+def version_of(unit: Unit) -> session_pb2.PolicyVersion | None:
+    """Of its oldest token; None: it has none on record."""
+    if unit.oldest is None:
+        return None
+    return session_pb2.PolicyVersion(lineage=unit.group.lineage, number=unit.oldest)
 
 
 def _added(part: Part, worker: str, at: float, lives: int) -> control_pb2.SampleEvent:
@@ -107,23 +114,22 @@ def _end(db: sqlite3.Connection, group: Group, unit: Unit) -> tuple[str, float |
 
 
 def _folded(db: sqlite3.Connection, group: int, index: int) -> control_pb2.SampleStory | None:
-    for lineage, step, state, ids in db.execute("SELECT lineage, step, state, groups FROM batches"):
+    for step, state, ids in db.execute("SELECT step, state, groups FROM batches"):
         if group in struct.unpack(f"<{len(ids) // 8}q", ids):
             word = BATCH_WORDS[BatchState(state)].format(step)
-            return _pruned(group, index, word, step, lineage)
-    for lineage, step, ids in db.execute("SELECT lineage, step, groups FROM folds"):
+            return _pruned(group, index, word, step)
+    for step, ids in db.execute("SELECT step, groups FROM folds"):
         if group in struct.unpack(f"<{len(ids) // 8}q", ids):
-            return _pruned(group, index, f"ended before step {step}", 0, lineage)
+            return _pruned(group, index, f"ended before step {step}", 0)
     return None
 
 
-def _pruned(group: int, index: int, word: str, step: int, lineage: int) -> control_pb2.SampleStory:
+def _pruned(group: int, index: int, word: str, step: int) -> control_pb2.SampleStory:
     return control_pb2.SampleStory(
         state=control_pb2.SampleState(
             unit=session_pb2.Unit(group=group, index=index),
             state=word,
             step=step,
-            version=session_pb2.PolicyVersion(lineage=lineage),
         ),
         events=[_event(0.0, f"{word}; its details were pruned", "")],
     )

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roll_api.splits import SPLIT_NAMES, SUFFIXES, NoFiles, files_of
+
 from roll_workers.builtin.data import builtin_rows
 from roll_workers.errors import UserError
 
 Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
-# What files of a split are called in the folders that data sets are published as.
-_SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev", "test", "eval")}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")  # and a configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,13 @@ def read_rows(path: str, source: Path, split: str) -> Rows:
         return _of_list(path, builtin_rows(path))
     place = source / Path(path).expanduser()
     if place.is_dir():
-        files = _files_of(place, split)
+        try:
+            files = files_of(place, split)
+        except NoFiles as error:
+            raise UserError(f"data.{split}.path: {error}") from None
     elif place.exists():
         files = [place]
-    elif not path.endswith(SUFFIXES) and _HUB_ID.fullmatch(path):
+    elif not path.partition(":")[0].endswith(SUFFIXES) and _HUB_ID.fullmatch(path):
         return _from_hub(path, place, split)
     else:
         raise UserError(f"data.{split}.path: there is no file or folder {place}")
@@ -83,25 +85,6 @@ def read_rows(path: str, source: Path, split: str) -> Rows:
     if not len(rows):
         raise UserError(f"data.{split}.path: {place} has no rows")
     return rows
-
-
-def _files_of(folder: Path, split: str) -> list[Path]:
-    found = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix in SUFFIXES
-        and not file.name.startswith(("dataset_info", "state", "dataset_dict", "."))
-    )
-    if not found:
-        raise UserError(
-            f"data.{split}.path: the folder {folder} has no {', '.join(SUFFIXES)} files"
-        )
-    named = [
-        file
-        for file in found
-        if any(name in str(file.relative_to(folder)).lower() for name in _SPLIT_NAMES[split])
-    ]
-    return named or found
 
 
 def _read_file(file: Path, digest: Any, split: str) -> Part:
@@ -204,22 +187,29 @@ def _of_list(name: str, rows: list[Row]) -> Rows:
 
 
 def _from_hub(name: str, place: Path, split: str) -> Rows:
-    problem = f"data.{split}.path: there is no file or folder {place}"
+    import datasets  # type: ignore[import-untyped]
+
+    parsed = _HUB_ID.fullmatch(name)
+    assert parsed is not None
     try:
-        import datasets  # type: ignore[import-untyped]
-    except ImportError:
+        splits = datasets.load_dataset(*parsed.groups())
+    except Exception as error:  # offline, no such id, gated: the user needs the reason
+        said = _first_line(error)
+        if said.startswith("Config name is missing"):  # which there are, its next line says
+            said = f"write {name}:CONFIG. {str(error).splitlines()[1]}"
         raise UserError(
-            f"{problem}; if {name!r} is a Hugging Face id: `pip install datasets`, or give a folder"
-        ) from None
-    try:
-        loaded = datasets.load_dataset(name, split=split)
-    except (
-        Exception
-    ) as error:  # offline, no such id, gated, no such split: the user needs the reason
-        raise UserError(f"{problem}, and as a Hugging Face id: {_first_line(error)}") from error
-    part = _list(name, name, loaded)
+            f"data.{split}.path: there is no file or folder {place}, and as a Hugging Face id: {said}"
+        ) from error
+    named = [splits[wanted] for wanted in SPLIT_NAMES[split] if wanted in splits]
+    found = named or list(splits.values())
+    if not named and len(found) > 1:
+        raise UserError(
+            f"data.{split}.path: {name} has the splits {', '.join(splits)}, none of which is called "
+            f"{' or '.join(SPLIT_NAMES[split])}: give a folder with the files that you mean"
+        )
+    part = _list(name, name, found[0])
     digest = hashlib.blake2b(digest_size=16)
-    for row in loaded:
+    for row in found[0]:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return Rows((part,), digest.hexdigest())
 

@@ -79,6 +79,10 @@ class Engine(Protocol):
         """Take new weights, by Hugging Face names; all or nothing."""
         ...
 
+    def waiting(self) -> list[Hashable]:
+        """The requests that have no slot."""
+        ...
+
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from roll_workers.truncation import ruled_out
+
 _INCREMENT = 0x9E3779B97F4A7C15  # 2⁶⁴ / golden ratio
 _GOLDEN = np.uint64(_INCREMENT)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -46,22 +48,6 @@ def reseed(seed: int, turn: int, kept: int) -> int:
     return seed
 
 
-def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Minus infinity for what top-k, then top-p of what is left, rule out (0 and 1 rule out nothing).
-
-    Top-p keeps the smallest set of most probable tokens whose probability reaches p.
-    """
-    ordered, order = logits.sort(dim=-1, descending=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    limit = torch.where(top_k > 0, top_k, logits.shape[-1])[:, None]
-    ordered = ordered.masked_fill(rank >= limit, -torch.inf)
-    probs = ordered.softmax(-1)
-    before = probs.cumsum(-1) - probs
-    ruled_out = (before >= top_p[:, None]) & (top_p[:, None] < 1) & (rank > 0)
-    ordered = ordered.masked_fill(ruled_out, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
-
-
 def sample(
     logits: torch.Tensor,
     uniform: npt.NDArray[np.float64],
@@ -79,15 +65,12 @@ def sample(
     cut = np.flatnonzero(((top_k > 0) | (top_p < 1)) & ~greedy)
     if cut.size:
         rows = torch.from_numpy(cut).to(device)
-        logits = logits.index_copy(
-            0,
-            rows,
-            truncate(
-                logits[rows],
-                torch.from_numpy(top_k[cut]).to(device),
-                torch.from_numpy(top_p[cut]).to(device),
-            ),
+        out = ruled_out(
+            logits[rows],
+            torch.from_numpy(top_k[cut]).to(device),
+            torch.from_numpy(top_p[cut]).to(device),
         )
+        logits = logits.index_copy(0, rows, logits[rows].masked_fill(out, -torch.inf))
     # Not log_softmax, which takes ten times as long for a small vocabulary.
     shifted = logits - logits.amax(-1, keepdim=True)
     cumulative = shifted.exp().cumsum(-1, dtype=torch.float64)

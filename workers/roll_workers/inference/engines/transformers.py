@@ -104,6 +104,9 @@ class TransformersEngine:
     def busy(self) -> bool:
         return bool(self._waiting or self._out or self._rows["live"].any())
 
+    def waiting(self) -> list[Hashable]:
+        return [each.request.id for each in self._waiting]
+
     def submit(self, request: Request) -> None:
         limit = len(request.prompt) + request.max_new_tokens
         if len(request.prompt) == 0 or request.max_new_tokens < 1 or limit > self.context:

@@ -1,7 +1,8 @@
 """A process that runs one scorer function: the far end of `processes.py`.
 
-Frames on stdin and stdout: a length, then JSON. It ends when its parent does, also in the middle of an
-endless loop. What the function prints goes to the worker's log.
+Frames on stdin and stdout: a length, then JSON; without arguments, a frame cancels the async call of its
+number. It ends when its parent does, also in the middle of an endless loop. What the function prints goes
+to the worker's log.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +26,7 @@ from roll_workers.reward.scorers import ScorerError, as_reward
 from roll_workers.user_code import describe, load_object
 
 HEADER = struct.Struct("<I")
+BLOCKED_SECONDS = 0.5  # a time-out that comes so much later: something held up the whole loop
 _PR_SET_PDEATHSIG = 1
 
 
@@ -83,6 +86,7 @@ def serve(function: Function, requests: BinaryIO, send: Callable[[dict[str, Any]
     """One call after the other."""
     while frame := _read(requests):
         number, given = frame
+        assert given is not None, "a cancelled call of a plain function costs its process"
         try:
             answer = function.answer(function.call(**function.arguments(given)))
         except BaseException as error:  # also sys.exit: the user's function does not end us
@@ -93,26 +97,38 @@ def serve(function: Function, requests: BinaryIO, send: Callable[[dict[str, Any]
 async def serve_async(
     function: Function, requests: BinaryIO, send: Callable[[dict[str, Any]], None], seconds: float
 ) -> None:
-    """Many calls at once; each ends by itself at its time-out unless the function blocks the loop."""
+    """Many calls at once; each ends by itself at its time-out unless a function blocks the loop."""
+    loop = asyncio.get_running_loop()
 
     async def one(number: int, given: dict[str, Any]) -> None:
-        limit = asyncio.timeout(seconds)
+        ends = loop.time() + seconds
+        limit = asyncio.timeout_at(ends)
         try:
             async with limit:
                 result = await function.call(**function.arguments(given))
             answer = function.answer(result)
         except BaseException as error:
-            answer = {"timeout": True} if limit.expired() else function.failure(error, given)
+            if limit.expired():
+                answer = {"timeout": True, "blocked": loop.time() - ends > BLOCKED_SECONDS}
+            else:
+                answer = function.failure(error, given)
         send({"id": number, **answer})
 
-    running: set[asyncio.Task[None]] = set()
+    running: dict[int, asyncio.Task[None]] = {}
     while frame := await asyncio.to_thread(_read, requests):
-        task = asyncio.create_task(one(*frame))
-        running.add(task)
-        task.add_done_callback(running.discard)
+        number, given = frame
+        if given is not None:
+            running[number] = task = asyncio.create_task(one(number, given))
+            task.add_done_callback(partial(_forget, running, number))
+        elif number in running:
+            running[number].cancel()
 
 
-def _read(stream: BinaryIO) -> tuple[int, dict[str, Any]] | None:
+def _forget(running: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
+    del running[number]
+
+
+def _read(stream: BinaryIO) -> tuple[int, dict[str, Any] | None] | None:
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

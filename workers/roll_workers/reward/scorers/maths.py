@@ -1,16 +1,21 @@
 """Mathematical equality by math-verify, in processes that can be killed.
 
 math-verify's own time-outs turn a slow parse into "no answer found", which would be a zero; they are
-switched off, and the process is killed instead, which is a typed failure.
+switched off, and the process is killed instead, which is a typed failure. So is what says nothing of the
+answer but that the process has no memory or no stack left; any other error of math-verify is an answer that
+cannot be read, or compared, and a zero.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from roll_workers.reward.scorers import ScoredSample, ScorerError
 from roll_workers.reward.scorers.processes import ScorerProcesses
+
+EXHAUSTED = (MemoryError, RecursionError)
 
 
 class Math:
@@ -46,22 +51,41 @@ def prepare() -> None:
 
 def verify_answer(response: str, answer: str, precision: int) -> float:
     """Runs in the scorer's process."""
-    from math_verify import parse, verify
-
     gold = _parsed_gold(answer)
     if not gold:
         raise ScorerError(f"math: the row's answer {answer!r:.80} is not mathematics")
-    given = parse(response, parsing_timeout=None)
-    equal = verify(
-        gold, given, float_rounding=precision, timeout_seconds=None, raise_on_error=False
-    )
-    return 1.0 if equal else 0.0
+    given = _parsed(response)
+    return 1.0 if any(_equal(g, t, precision) for g, t in product(gold, given)) else 0.0
 
 
 @lru_cache(maxsize=4096)
-def _parsed_gold(answer: str) -> Any:
-    from math_verify import parse
-
+def _parsed_gold(answer: str) -> list[Any]:
     # Latex is recognised between anchors only; a bare \frac12 would be read as the number 12.
     anchored = any(anchor in answer for anchor in ("$", "\\boxed", "\\[", "\\("))
-    return parse(answer if anchored else f"${answer}$", parsing_timeout=None)
+    return _parsed(answer if anchored else f"${answer}$")
+
+
+def _parsed(text: str) -> list[Any]:
+    """Its readings; none where it has no mathematics."""
+    from math_verify import parse
+
+    try:
+        return list(parse(text, parsing_timeout=None, raise_on_error=True))
+    except EXHAUSTED:
+        raise
+    except Exception:  # sympy and antlr have many kinds
+        return []
+
+
+def _equal(gold: Any, given: Any, precision: int) -> bool:
+    """One reading of each. Not all at once: one that cannot be compared would hide the next."""
+    from math_verify import verify
+
+    try:
+        return bool(
+            verify(gold, given, float_rounding=precision, timeout_seconds=None, raise_on_error=True)
+        )
+    except EXHAUSTED:
+        raise
+    except Exception:
+        return False

@@ -2,7 +2,10 @@
 
 Invariants: a call ends within its time-out (counted from when a process took it, plus a grace for async
 functions) whatever the function does; a call that hangs costs the others nothing but its process; a
-killed process is replaced when it is needed.
+killed process is replaced when it is needed. Calls are taken in the order in which they came. There are
+more processes than `size` only after a time in which none of them got free, and not for long after that.
+Calls of an async function share a process: when it ends or is blocked, nobody knows whose fault that was,
+so each of its calls is judged once more in a process of its own, and only what happens there is told.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import contextlib
 import json
 import os
 import sys
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +27,16 @@ from roll_workers.reward.scorers.child import HEADER
 START_SECONDS = 120.0  # import of the user's file; torch on a busy machine takes its time
 ENDING_SECONDS = 10.0  # between the end of what a process says and its own
 STUCK_SECONDS = 0.5  # no process got free in this time: one more is started
+IDLE_SECONDS = 10.0  # one more than `size` that had nothing to do in this time is ended
+LOOK_SECONDS = 0.1
 MOST_PROCESSES = 32
 ASYNC_CALLS = 32  # calls of one async function that share a process; they mostly wait
 ASYNC_GRACE = 2.0  # an async function ends by itself at its time-out, unless it blocks its process
+ALONE = 8  # calls at once that have a process of their own; they mostly wait, too
+
+
+class _Suspect(Exception):
+    """The process that this call shared with others has ended or was blocked."""
 
 
 class ScorerProcesses:
@@ -48,9 +60,12 @@ class ScorerProcesses:
         self.constants = constants or {}
         self.size = processes or min(4, len(os.sched_getaffinity(0)))
         self._processes: set[_Process] = set()
-        self._starting: asyncio.Task[None] | None = None
-        self._problem = ""  # why the last start failed
-        self._free: asyncio.Queue[_Process] = asyncio.Queue()  # one entry per free place
+        # One entry per free place, the last used on top. Not empty only while nobody waits.
+        self._free: list[_Process] = []
+        self._waiting: deque[asyncio.Future[_Process]] = deque()
+        self._moved = 0.0  # when a place last got free, or the first in the queue came
+        self._tending: asyncio.Task[None] | None = None
+        self._alone = asyncio.Semaphore(ALONE)
 
     async def start(self) -> None:
         """Starts the first process; UserError when it can't load the function, or that takes no such options."""
@@ -63,81 +78,144 @@ class ScorerProcesses:
             )
 
     async def close(self) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
         for process in list(self._processes):
-            await process.kill()
-        self._processes.clear()
+            await self._remove(process)
 
     async def call(self, arguments: dict[str, Any]) -> Reward:
-        process = await self._place()
-        grace = ASYNC_GRACE if process.is_async else 0.0
         try:
-            async with asyncio.timeout(self.timeout + grace):
-                answer = await process.call(arguments | self.constants)
-        except TimeoutError:
-            await self._remove(process)
-            raise ScorerTimeout(self._late()) from None
-        except ScorerCrash:
-            await self._remove(process)
-            raise
-        except asyncio.CancelledError:
-            if not process.is_async:  # it still works on the call; nobody waits for it
-                await self._remove(process)
-            raise
-        self._free.put_nowait(process)
+            answer = await self._call_shared(arguments | self.constants)
+        except _Suspect:
+            answer = await self._call_alone(arguments | self.constants)
         if "timeout" in answer:
             raise ScorerTimeout(self._late())
         if "error" in answer:
             raise ScorerError(answer["error"])
         return Reward(answer["value"], answer["parts"], answer["turns"])
 
+    async def _call_shared(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        process = await self._place()
+        try:
+            answer = await self._ask(process, arguments)
+        except (ScorerTimeout, ScorerCrash) as error:
+            await self._remove(process)
+            if process.is_async:
+                raise _Suspect from error
+            raise
+        except asyncio.CancelledError:
+            if process.is_async:
+                self._give_back(process)
+            else:  # it still works on the call; nobody waits for it
+                await self._remove(process)
+            raise
+        self._give_back(process)
+        if answer.get("blocked"):
+            raise _Suspect
+        return answer
+
+    async def _call_alone(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        async with self._alone:
+            try:
+                process = await _Process.start(self.reference, self.source, self.timeout)
+            except (UserError, OSError) as error:
+                raise ScorerCrash(self._unstarted(error)) from error
+            try:
+                return await self._ask(process, arguments)
+            finally:
+                await process.kill()
+
+    async def _ask(self, process: _Process, arguments: dict[str, Any]) -> dict[str, Any]:
+        grace = ASYNC_GRACE if process.is_async else 0.0
+        try:
+            async with asyncio.timeout(self.timeout + grace):
+                return await process.call(arguments)
+        except TimeoutError:
+            raise ScorerTimeout(self._late()) from None
+
     def _late(self) -> str:
         return f"{self.reference} did not end within {self.timeout:g} s"
 
-    async def _place(self) -> _Process:
-        """A process with room for a call. Where all are busy for long, one more is started: hung calls
-        must not hold up the others."""
-        most = self.size
-        while True:
-            while not self._free.empty():
-                process = self._free.get_nowait()
-                if process in self._processes:
-                    return process
-            if self._starting is None and len(self._processes) < most:
-                self._starting = asyncio.create_task(self._add_later())
-            try:
-                async with asyncio.timeout(STUCK_SECONDS):
-                    process = await self._free.get()
-                if process in self._processes:
-                    return process
-            except TimeoutError:
-                most = MOST_PROCESSES
-                if self._problem and not self._processes:
-                    raise ScorerCrash(self._problem) from None
+    def _unstarted(self, error: Exception) -> str:
+        return f"{self.reference}: can't start a scorer process: {error}"
 
-    async def _add_later(self) -> None:
+    async def _place(self) -> _Process:
+        """A process with room for a call; after those who asked before."""
+        if self._free:
+            return self._free.pop()
+        if not self._waiting:
+            self._moved = time.monotonic()
+        turn: asyncio.Future[_Process] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._tend())
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif not turn.cancelled() and turn.exception() is None:  # it came at the same moment
+                self._give_back(turn.result())
+            raise
+
+    def _give_back(self, process: _Process) -> None:
+        if process not in self._processes:
+            return
+        self._moved = process.rested = time.monotonic()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # cancelled, and about to say so
+                turn.set_result(process)
+                return
+        self._free.append(process)
+
+    async def _tend(self) -> None:
+        """As many processes as it takes, while calls wait or there are more than `size`."""
+        try:
+            while self._waiting or len(self._processes) > self.size:
+                stuck = time.monotonic() - self._moved > STUCK_SECONDS
+                most = MOST_PROCESSES if stuck else self.size
+                if self._waiting and len(self._processes) < most:
+                    await self._add_for_those_who_wait()
+                elif surplus := self._idle():
+                    await self._remove(surplus)
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self._tending = None
+
+    async def _add_for_those_who_wait(self) -> None:
         try:
             await self._add()
-            self._problem = ""
-        except (
-            UserError,
-            OSError,
-        ) as error:  # it loaded at the start: files or memory are short now
-            self._problem = f"{self.reference}: can't start a scorer process: {error}"
-        finally:
-            self._starting = None
+        except (UserError, OSError) as error:  # it loaded at the start: files or memory are short
+            if self._processes:  # those who wait can wait for one of these
+                await asyncio.sleep(STUCK_SECONDS)
+                return
+            for turn in self._waiting:
+                if not turn.done():
+                    turn.set_exception(ScorerCrash(self._unstarted(error)))
+            self._waiting.clear()
+
+    def _idle(self) -> _Process | None:
+        """One that can be spared and had nothing to do for long."""
+        since = time.monotonic() - IDLE_SECONDS
+        if len(self._processes) <= self.size:
+            return None
+        return next(
+            (p for p in self._processes if p.rested < since and self._free.count(p) == p.places),
+            None,
+        )
 
     async def _add(self) -> _Process:
         process = await _Process.start(self.reference, self.source, self.timeout)
         self._processes.add(process)
-        for _ in range(ASYNC_CALLS if process.is_async else 1):
-            self._free.put_nowait(process)
+        for _ in range(process.places):
+            self._give_back(process)
         return process
 
     async def _remove(self, process: _Process) -> None:
         self._processes.discard(process)
+        self._free = [p for p in self._free if p is not process]
         await process.kill()
 
 
@@ -153,6 +231,8 @@ class _Process:
     ) -> None:
         assert child.stdin is not None and child.stdout is not None
         self.is_async = is_async
+        self.places = ASYNC_CALLS if is_async else 1  # calls that it takes at once
+        self.rested = 0.0  # when a call last ended
         self.takes = takes  # names of the function's parameters; None: any
         self._child, self._name = child, name
         self._stdin, self._stdout = child.stdin, child.stdout
@@ -202,13 +282,20 @@ class _Process:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
         try:
-            body = json.dumps([number, arguments]).encode()
-            self._stdin.write(HEADER.pack(len(body)) + body)
+            self._send(number, arguments)
             if self._reader.done():
                 raise ScorerCrash(f"the process of {self._name} has ended")
             return await future
+        except asyncio.CancelledError:
+            if self.is_async:
+                self._send(number, None)  # it need not go on with the call
+            raise
         finally:
             del self._calls[number]
+
+    def _send(self, number: int, arguments: dict[str, Any] | None) -> None:
+        body = json.dumps([number, arguments]).encode()
+        self._stdin.write(HEADER.pack(len(body)) + body)
 
     async def _read(self) -> None:
         try:

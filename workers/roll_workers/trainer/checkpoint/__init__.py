@@ -13,8 +13,12 @@ from roll_workers.trainer.checkpoint.manifest import (
     folder_name,
     verify,
 )
-from roll_workers.trainer.checkpoint.place import Place, kept_manifests, place_of
-from roll_workers.trainer.checkpoint.store import CheckpointStore, Saved
+from roll_workers.trainer.checkpoint.place import Place, place_of
+from roll_workers.trainer.checkpoint.store import (
+    CheckpointStore,
+    Saved,
+    read_manifest,
+)
 
 __all__ = [
     "CheckpointStore",
@@ -23,7 +27,7 @@ __all__ = [
     "Place",
     "Saved",
     "folder_name",
-    "kept_manifests",
     "place_of",
+    "read_manifest",
     "verify",
 ]

@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from roll_workers.errors import Unreachable
+
 NAME = "manifest.json"
 FORMAT = 1
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class CorruptCheckpoint(Exception):
@@ -39,6 +42,7 @@ class Manifest:
     controllers: dict[str, Any]  # running statistics of the algorithm
     files: tuple[File, ...]
     bookmark: str = ""  # the scheduler's, for a ledger that knows nothing of this
+    arithmetic: dict[str, Any] | None = None  # of the steps after it; None: of an earlier release
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
@@ -72,15 +76,30 @@ def describe(folder: Path, name: str) -> File:
         return File(name, os.fstat(file.fileno()).st_size, checksum)
 
 
-def verify(folder: Path, expected_digest: str) -> Manifest:
-    """Reads every byte. Raises CorruptCheckpoint with what is wrong."""
-    try:
-        content = (folder / NAME).read_bytes()
-    except OSError as error:
-        raise CorruptCheckpoint(f"no {NAME}: {error.strerror}") from error
+def vouched(content: bytes, expected_digest: str) -> Manifest:
+    """Raises CorruptCheckpoint."""
     if digest(content) != expected_digest:
         raise CorruptCheckpoint(f"{NAME} is not the one that the ledger vouched for")
-    manifest = Manifest.from_bytes(content)
+    return Manifest.from_bytes(content)
+
+
+def verify(folder: Path, expected_digest: str) -> Manifest:
+    """Reads every byte. Raises CorruptCheckpoint with what is wrong, and Unreachable when that can't be said."""
+    try:
+        return _verified(folder, expected_digest)
+    except OSError as error:
+        raise Unreachable(
+            f"{error.filename or folder} can't be read: {error.strerror or error}; if that lasts, remove "
+            f"{folder} to go on from another checkpoint"
+        ) from error
+
+
+def _verified(folder: Path, expected_digest: str) -> Manifest:
+    try:
+        content = (folder / NAME).read_bytes()
+    except _MISSING as error:
+        raise CorruptCheckpoint(f"no {NAME}: {error.strerror}") from error
+    manifest = vouched(content, expected_digest)
     for file in manifest.files:
         path = folder / file.name
         try:
@@ -89,7 +108,7 @@ def verify(folder: Path, expected_digest: str) -> Manifest:
                 raise CorruptCheckpoint(f"{file.name} has {size} bytes instead of {file.size}")
             with path.open("rb") as opened:
                 actual = hashlib.file_digest(opened, "sha256").hexdigest()
-        except OSError as error:
+        except _MISSING as error:
             raise CorruptCheckpoint(f"{file.name}: {error.strerror}") from error
         if actual != file.sha256:
             raise CorruptCheckpoint(f"{file.name} does not match its checksum")

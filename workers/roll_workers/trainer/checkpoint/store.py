@@ -31,6 +31,15 @@ class Saved:
     digest: str  # of the manifest
 
 
+def read_manifest(place: Place, checkpoint: Checkpoint) -> Manifest:
+    """Of a checkpoint that the ledger vouches for, without a look at its files. Raises CorruptCheckpoint."""
+    try:
+        content = place.read(Path(checkpoint.path).name)
+    except FileNotFoundError:
+        raise CorruptCheckpoint("it is not there") from None
+    return manifests.vouched(content, checkpoint.digest)
+
+
 class CheckpointStore:
     def __init__(self, place: Place, strategy: Strategy, rank: int) -> None:
         self._place, self._strategy, self._rank = place, strategy, rank
@@ -85,10 +94,10 @@ class CheckpointStore:
                 raise each
         return [each for each in gathered if not isinstance(each, Exception)]
 
-    def restore_newest(
+    def restore_first(
         self, vouched: Sequence[Checkpoint]
     ) -> tuple[Checkpoint, Manifest] | tuple[None, None]:
-        """Takes up the newest of these that verifies on every rank, and says which it was."""
+        """Takes up the first of these that verifies on every rank, and says which it was."""
         for checkpoint in vouched:
             name = Path(checkpoint.path).name
             gathered = self._together(partial(self._verified, name, checkpoint.digest))
@@ -100,7 +109,7 @@ class CheckpointStore:
                 self._place.tidy()
                 return checkpoint, manifest
             log.warning(
-                "checkpoint of step %d at %s/%s is corrupt (%s): falling back to the one before",
+                "checkpoint of step %d at %s/%s is corrupt (%s): falling back to another",
                 checkpoint.step,
                 self._place,
                 name,

@@ -20,7 +20,7 @@ class Policy(NamedTuple):
     """What a pass of the model says about some action tokens of a batch."""
 
     actions: npt.NDArray[np.int64]  # which action tokens
-    log_probs: Tensor  # after temperature
+    log_probs: Tensor  # after temperature, top-k and top-p
     entropy: Tensor
 
 
@@ -52,7 +52,7 @@ class Strategy(Protocol):
         ...
 
     def log_probs(self, batch: TokenBatch, *, reference: bool = False) -> Tensor:
-        """Of every action token, after temperature, without gradient."""
+        """Of every action token, after temperature, top-k and top-p, without gradient."""
         ...
 
     def train_step(
@@ -86,7 +86,7 @@ class Strategy(Protocol):
     def close(self) -> None: ...
 
 
-def make_strategy(wanted: StrategySpec, rank: int, world: int) -> Strategy:
+def make_strategy(wanted: StrategySpec, rank: int, world: int, local_rank: int = 0) -> Strategy:
     if wanted.kind != "torch":
         raise UserError(f"roles.trainer.strategy.kind: {wanted.kind} is not supported yet")
     if wanted.options:
@@ -96,7 +96,7 @@ def make_strategy(wanted: StrategySpec, rank: int, world: int) -> Strategy:
         )
     from roll_workers.trainer.strategies.torch import TorchStrategy
 
-    return TorchStrategy(rank, world)
+    return TorchStrategy(rank, world, local_rank)
 
 
 __all__ = ["LossFn", "NonFinite", "Policy", "Strategy", "make_strategy"]

@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 # Padding that is cheaper than one more pass: in tokens (measured with 2 layers on CPU), or as a share.
 PASS_OVERHEAD = 128
 PADDING_SHARE = 0.05
+SHARE = 2 * PASS_OVERHEAD  # tokens that are worth a lane of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,12 @@ class MicroBatch:
 
 
 def micro_batches(
-    batch: TokenBatch, shape: Shape, max_tokens: int, max_logits: int = 1 << 26
+    batch: TokenBatch, shape: Shape, max_tokens: int, max_logits: int = 1 << 26, lanes: int = 1
 ) -> Iterator[MicroBatch]:
-    """Cuts the batch into passes of at most `max_tokens` padded tokens and `max_logits` logits."""
+    """Cuts the batch into passes of at most `max_tokens` padded tokens and `max_logits` logits.
+
+    `lanes` of them run at a time: passes are as many and as large as keep all lanes equally busy.
+    """
     if not len(batch):
         return
     owner = batch.sequence.numpy()
@@ -71,7 +75,11 @@ def micro_batches(
     rows = _rows(batch, shape, start, used, max_tokens)
     rows.sort(key=lambda row: row.length)  # stable: equal lengths keep the batch's order
     logits_of = np.diff(first_action)
-    for chosen in _fill(rows, logits_of, shape.vocabulary, max_tokens, max_logits):
+    tokens = sum(row.length for row in rows)
+    lanes = min(lanes, max(tokens // SHARE, 1))
+    passes = lanes * -(-tokens // (lanes * max_tokens))
+    room = min(max_tokens, tokens // passes + rows[-1].length)
+    for chosen in _fill(rows, logits_of, shape.vocabulary, room, max_logits):
         yield _lay_out(batch, chosen, used, first_action)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from roll_workers.builtin.models import context_length
 from roll_workers.memory import keep_freed_memory
+from roll_workers.trainer import arithmetic
 from roll_workers.trainer.algorithms import log_probs_and_entropy
 from roll_workers.trainer.batch import TokenBatch
 from roll_workers.trainer.strategies import LossFn, NonFinite, Policy
@@ -41,18 +42,18 @@ class TorchStrategy:
     model: Model
     reference: Model | None = None
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, local_rank: int = 0) -> None:
         self.ranks = Ranks(rank, world)
         gpu = torch.cuda.is_available()
-        local = rank % max(torch.cuda.device_count(), 1)
-        self.device = torch.device("cuda", local) if gpu else torch.device("cpu")
+        own = local_rank % max(torch.cuda.device_count(), 1)
+        self.device = torch.device("cuda", own) if gpu else torch.device("cpu")
 
     def join(self) -> None:
         self.ranks.join()
 
     def load(self, model_path: Path, spec: JobSpec, reference_path: Path | None = None) -> None:
         _same_bits_every_time()
-        threads = int(os.environ.get("OMP_NUM_THREADS", spec.roles.trainer.threads))
+        threads = arithmetic.threads(spec)
         torch.manual_seed(spec.seed)
         self.path = model_path
         self.model, self.dtype = load_model(model_path, spec.model.dtype, self.device)
@@ -63,7 +64,9 @@ class TorchStrategy:
             self.reference.requires_grad_(False)
         self.vocabulary = self.model.config.vocab_size
         self.context = context_length(self.model.config) or 1 << 62
-        self.temperature = spec.rollout.sampling.temperature
+        sampling = spec.rollout.sampling
+        self.temperature = sampling.temperature
+        self.truncation = sampling.top_k, sampling.top_p
         self.max_tokens = spec.roles.trainer.strategy.micro_batch_tokens
         self.lanes = Lanes(self.model, self.dtype, threads)
         # Lanes are threads themselves; a single one shares its products among them.
@@ -86,7 +89,7 @@ class TorchStrategy:
         lanes = self.reference_lanes if reference else self.lanes
         result = torch.zeros(len(batch.action))
 
-        parts = list(micro_batches(batch, self.shape, self.max_tokens))
+        parts = self._passes(batch)
         for policy in lanes.run(partial(self._forward, batch), parts, grad=False):
             result[policy.actions] = policy.log_probs.cpu()
         return result
@@ -99,7 +102,7 @@ class TorchStrategy:
             loss.backward()
             return loss.detach(), share
 
-        parts = list(micro_batches(batch, self.shape, self.max_tokens))
+        parts = self._passes(batch)
         self.lanes.clear()
         made = self.lanes.run(one, parts, grad=True)
         gradient = self.ranks.sum_(self.lanes.gradient())
@@ -146,12 +149,16 @@ class TorchStrategy:
     def close(self) -> None:
         self.ranks.close()
 
+    def _passes(self, batch: TokenBatch) -> list[MicroBatch]:
+        return list(micro_batches(batch, self.shape, self.max_tokens, lanes=len(self.lanes.all)))
+
     def _forward(self, batch: TokenBatch, lane: Lane, part: MicroBatch) -> Policy:
         states = predicting_states(lane.model, part, self.device, self._autocast(), lane.llama)
         tokens = torch.from_numpy(batch.tokens[batch.action[part.actions]]).to(self.device)
         logits = lane.model.get_output_embeddings()(states)
         row = torch.from_numpy(part.row).to(self.device)
-        return Policy(part.actions, *log_probs_and_entropy(logits, row, tokens, self.temperature))
+        figures = log_probs_and_entropy(logits, row, tokens, self.temperature, *self.truncation)
+        return Policy(part.actions, *figures)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.dtype is torch.bfloat16:
