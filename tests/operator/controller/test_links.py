@@ -240,6 +240,55 @@ def test_who_asks_a_scheduler_goes_on_when_the_line_is_cut_meanwhile() -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+class Slow(FakeScheduler):
+    """The answer to its first question leaves it after that to the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.go = asyncio.Event(), asyncio.Event()
+
+    async def GetProgress(self, request: Any, context: Any) -> control_pb2.JobProgress:
+        answer = await super().GetProgress(request, context)
+        if not self.first.is_set():
+            self.first.set()
+            await self.go.wait()
+        return answer
+
+
+def test_what_a_scheduler_said_last_is_not_forgotten_for_an_older_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        scheduler = Slow()
+        server = grpc.aio.server()
+        control_pb2_grpc.add_ControlServicer_to_server(scheduler, server)
+        monkeypatch.setattr(links, "PORT", server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        heard: list[str] = []
+        pool = LinkPool(heard.append, None, lambda: 1, time.monotonic)
+        calls = asyncio.create_task(pool.run())
+        pool.point("ns/sums", target("a"))
+        await scheduler.first.wait()  # not finished, and on its way for a while
+
+        scheduler.finished = True
+        latest = await pool.last_word("ns/sums")
+        assert latest is not None and latest.finished
+        assert pool.progress("ns/sums") == latest, "the next look at the job goes by it, too"
+        scheduler.go.set()
+        await until(lambda: bool(heard))
+        known = pool.progress("ns/sums")
+        assert known is not None and known.finished, (
+            "a job that ended would be shown as it was before"
+        )
+
+        calls.cancel()
+        await asyncio.wait({calls})
+        await pool.close()
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 def certificate_of(world: World, namespace: str) -> grpc.ServerCredentials:
     """What the job's scheduler would find in its Secret."""
 

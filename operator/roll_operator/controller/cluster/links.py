@@ -62,7 +62,19 @@ class _Line:
     told_gone: frozenset[str] = frozenset()
     told_at: float = 0.0
     failures: int = 0
+    asked: int = 0
+    heard: int = 0
+    """The question that `progress` answers: a slow answer does not replace one to a later question."""
     progress: Progress | None = None
+
+    async def ask(self) -> Progress | None:
+        self.asked += 1
+        question = self.asked
+        answer = await self.link.progress()
+        if answer is not None and question > self.heard:
+            self.heard, self.progress = question, answer
+        return answer
+
     decisive: tuple[object, ...] = ()
     shown: Progress | None = None
     shown_at: float = 0.0
@@ -92,9 +104,9 @@ class LinkPool:
         return line.progress if line else None
 
     async def last_word(self, key: str) -> Progress | None:
-        """What the scheduler says when it is asked now; None: nothing."""
+        """What the scheduler says when it is asked now, and what it is known to have said from then on; None: nothing."""
         line = self._lines.get(key)
-        return await line.link.progress() if line else None
+        return await line.ask() if line else None
 
     def acknowledged(self, key: str) -> frozenset[str]:
         """Uids that the scheduler knows to be gone."""
@@ -140,15 +152,15 @@ class LinkPool:
 
     async def _call(self, key: str, line: _Line) -> None:
         answered = await self._tell(line)
-        progress = await line.link.progress() if answered else None
+        progress = await line.ask() if answered else None
         if self._lines.get(key) is not line:
             return  # another scheduler runs by now
         _count("GetProgress", progress is not None)
         line.failures = 0 if progress is not None else line.failures + 1
-        if progress is not None or line.failures >= PATIENCE:
-            line.progress = progress
         if progress is None:
             line.told = ()  # it may have restarted: tell it everything again
+        if line.failures >= PATIENCE:
+            line.progress = None
         decisive = (_decisive(line.progress), line.told_gone)
         if decisive != line.decisive or self._shows(line):
             line.decisive, line.shown, line.shown_at = decisive, line.progress, self._clock()
