@@ -55,8 +55,10 @@ def _exchange(state: JobState, step: int, now: float) -> bool:
         for later in slots.steps()
         if later > step
         for _, group in sorted(slots.of(later).items())
-        if group.state is GroupState.READY
+        if group.state is GroupState.READY and not groups.exhausts(settings, group)
     )
+    if len(ready) < missing:
+        return False
     swaps: list[tuple[Group | None, Group]] = []
     # Every place that a tight group may take suits the looser ones behind it: this finds all that find one.
     without: list[Group | None] = [None] * (missing - len(late))

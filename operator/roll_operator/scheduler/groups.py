@@ -124,11 +124,17 @@ def next_step(state: JobState) -> None:
     """Another step is the first open one. If its budget was exhausted before, while earlier ones could still be
     formed, that has its consequence now: the group that did it waits in its slot."""
     step = state.first_open_step
-    if state.settings.on_exhausted == "Keep" or not _is_spent(state, step):
+    if not _is_spent(state, step):
         return
     ready = [g for g in state.slots.of(step).values() if g.state is GroupState.READY]
-    if any(_is_rejected(state.settings, group) for group in ready):
+    if any(exhausts(state.settings, group) for group in ready):
         _exhausted(state)
+
+
+def exhausts(settings: Settings, ready: Group) -> bool:
+    """Whether it is ready only because its step's budget is spent, and ends the job when that step is next: it is
+    trained in no step."""
+    return settings.on_exhausted != "Keep" and _is_rejected(settings, ready)
 
 
 def _is_rejected(settings: Settings, group: Group) -> bool:

@@ -166,6 +166,24 @@ def test_the_exhausted_budget_of_a_later_step_ends_the_job_when_that_step_is_nex
     assert job.state.formed == 1 and job.audit().problems == []
 
 
+@pytest.mark.parametrize("then", ["Complete", "Fail"])
+def test_a_group_that_exhausts_a_budget_takes_no_place_in_an_earlier_step(
+    world: MakeWorld, then: str
+) -> None:
+    job = world(filter_by="mean", filter_above=0.0, filter_below=1.0, filter_budget=0.5,
+                max_staleness=2, run_ahead=2.0, on_exhausted=then)  # fmt: skip
+    first, second = ([g.id for g in job.state.groups.values() if g.step == n] for n in (1, 2))
+    for group in second:
+        job.complete(group, rewards=[1.0])
+    job.complete(first[0])
+    training.acquire(*job.seat(), 1, job.now)
+    job.flush()
+    assert job.state.formed == 0, "the other group of step 1 is waited for"
+    job.complete(first[1])
+    assert list(job.state.batches[1].group_ids) == first
+    assert (job.state.ending or job.state.error).startswith("filter budget exhausted")
+
+
 def test_an_exhausted_budget_with_complete_ends_the_job(world: MakeWorld) -> None:
     job = exhausted(world, "Complete")
     assert job.state.ending.startswith("filter budget exhausted")
