@@ -177,7 +177,7 @@ class Acts:
             self._store.drop_pod(entry.key, uid)
             return
         except Conflict:
-            if await self._is_there(entry, name, uid):
+            if await self._is_there(entry.key, name, uid):
                 raise
             self._store.drop_pod(entry.key, uid)
             return
@@ -190,10 +190,10 @@ class Acts:
         elif (facts := read_pod(left)) is not None:
             self._store.put_pod(facts)
 
-    async def _is_there(self, entry: JobEntry, name: str, uid: str) -> bool:
+    async def _is_there(self, key: str, name: str, uid: str) -> bool:
         """Whether the name still belongs to the pod with this uid, and not to a namesake."""
         try:
-            found = await self._api.get(paths.pod(entry.namespace, name))
+            found = await self._api.get(paths.pod(key.split("/")[0], name))
         except NotFound:
             return False
         return bool(found["metadata"]["uid"] == uid)
@@ -211,7 +211,12 @@ class Acts:
             return
         try:
             left = await self._api.release(paths.pod(key.split("/")[0], name), uid, FINALIZER)
-        except (NotFound, Conflict):  # it is gone, and so is its uid
+        except NotFound:
+            self._store.drop_pod(key, uid)
+            return
+        except Conflict:  # a namesake, or others wrote it at the same moment
+            if await self._is_there(key, name, uid):
+                raise
             self._store.drop_pod(key, uid)
             return
         metadata = left["metadata"]
