@@ -92,6 +92,17 @@ def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
+def test_the_users_error_of_a_rank_counts_for_more_than_the_crash_that_it_caused(
+    tmp_path: Path,
+) -> None:
+    crashes = "if rank == '5':\n    sys.exit(1)\n"
+    leaves = "if rank == '6':\n    time.sleep(0.5)\n    sys.exit(2)\n"
+    process = start(tmp_path, crashes + leaves + WAIT)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
 def test_sigterm_reaches_every_rank(tmp_path: Path, waiting: subprocess.Popen[str]) -> None:
     pids(tmp_path)
     waiting.send_signal(signal.SIGTERM)

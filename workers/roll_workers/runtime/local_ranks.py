@@ -1,8 +1,8 @@
 """The ranks of one pod: one process for each of its GPUs, that live and die together.
 
 Invariants:
-- the pod ends when all its ranks have ended, with the exit code of the first that failed: the others are killed
-  then, because ranks without one of them train nothing;
+- the pod ends when all its ranks have ended, with the exit code of the first that failed, or of the one whose user's
+  error made it fail: the others are killed then, because ranks without one of them train nothing;
 - a signal to the pod reaches every rank, also one that has just begun: all drain together;
 - no rank outlives the process that started it.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import signal
+import time
 from collections.abc import Iterable
 
 from roll_workers.runtime.config import WorkerConfig
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 _PASSED_ON = {signal.SIGTERM, signal.SIGINT}
 _AWAITED = _PASSED_ON | {signal.SIGCHLD}
 _PR_SET_PDEATHSIG = 1
+_BAD_INPUT = 2
+_LAST_WORDS_SECONDS = 3.0
+"""A rank that leaves for a user's error cuts its connections first, and others crash before its own end is seen."""
 
 
 def split(config: WorkerConfig) -> int | None:
@@ -58,22 +63,29 @@ def _end_with(parent: int) -> None:
 
 def _wait(ranks: dict[int, int]) -> int:
     """Passes signals on until no rank (pid -> rank) is left."""
-    first = 0
+    decisive, deadline = 0, math.inf
     while ranks:
-        number = signal.sigwait(_AWAITED)
-        if number in _PASSED_ON:
-            _send(ranks, signal.Signals(number))
+        # The kernel's clock has no infinity; an hour on, this only looks again.
+        told = signal.sigtimedwait(_AWAITED, min(max(0.0, deadline - time.monotonic()), 3600.0))
+        if told is not None and told.si_signo in _PASSED_ON:
+            _send(ranks, signal.Signals(told.si_signo))
         # One SIGCHLD may stand for several ends, and for those of orphans that were handed to this process.
         while ranks and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             rank = ranks.pop(ended[0], None)
             code = os.waitstatus_to_exitcode(ended[1])
-            if rank is None or code == 0 or first:
+            if rank is None or code == 0:
                 continue
-            if code < 0:
-                log.error("rank %d was ended by %s", rank, signal.Signals(-code).name)
-            first = code if code > 0 else 128 - code
+            if code == _BAD_INPUT:
+                decisive, deadline = code, 0.0
+            elif not decisive:
+                if code < 0:
+                    log.error("rank %d was ended by %s", rank, signal.Signals(-code).name)
+                decisive = code if code > 0 else 128 - code
+                deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        if time.monotonic() >= deadline:
             _send(ranks, signal.SIGKILL)
-    return first
+            deadline = math.inf
+    return decisive
 
 
 def _send(ranks: Iterable[int], number: signal.Signals) -> None:
